@@ -126,4 +126,4 @@ def difference_json(found: Difference) -> dict[str, Any]:
     for name in ("before", "after"):
         value[name] = {key: value[name][key] for key in ("name", "key", "image")} | value[name]["names"]
     parts = value.pop("parts")
-    return {"identical": found.identical} | parts | value
+    return {"identical": found.identical, **parts, **value}
