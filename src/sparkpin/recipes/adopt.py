@@ -86,6 +86,8 @@ def adopt(
         dropped.remove(EXECUTOR)
     if nodes > 1 and not recipe.origin:
         made.told.append(f"for a cluster -> nodes: {nodes}; vLLM itself joins the machines, without Ray")
+    if nodes == 1 and str(split := recipe.defaults.get("tensor_parallel", 1)) != "1":
+        made.told.append(f"tensor_parallel {split} -> 1: one machine with one GPU")
     host = flag_value(server.argv, "--host")
     if host not in (None, HERE):
         made.told.append(f"--host {host} -> {HERE}, where nobody else reaches it")

@@ -59,7 +59,14 @@ def test_a_recipe_of_version_1_becomes_ours(paths: Paths, tmp_path: Path, capsys
         "command": OURS,
     }
     told = capsys.readouterr().out
-    named = ("pins/models/sample-int4.yaml", "--host 0.0.0.0", "not-here", "unsloth.jinja", "fix-qwen3.5-autoround")
+    named = (
+        "pins/models/sample-int4.yaml",
+        "tensor_parallel 2 -> 1",
+        "--host 0.0.0.0",
+        "not-here",
+        "unsloth.jinja",
+        "fix-qwen3.5-autoround",
+    )
     assert all(name in told for name in named)
     assert "not mapped" in (paths.project / "recipes/some-recipe.yaml").read_text()
     loaded = manifests.load_recipe(paths.project, "some-recipe")
