@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from watched import free_port
 
+from sparkpin.cli.up import stop_unless_current
 from sparkpin.core.errors import SmokeError
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import service
@@ -60,6 +61,8 @@ def test_what_is_wrong_with_the_server_is_in_its_record_and_its_log_is_kept(
     assert release.smoke_failed and release.smoke_failures[0].startswith(failed), release.smoke_failures
     assert b"version 0.32.0" in (evidence_folder(site.paths, release) / "server.log").read_bytes()
     assert bool(standing(site)) == (fault != "exit")
+    stop_unless_current(site.paths, site.engine, release)
+    assert not standing(site)
 
 
 def test_a_server_that_somebody_stops_is_no_fault_of_its_release(
