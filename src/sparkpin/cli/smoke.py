@@ -96,12 +96,10 @@ def smoke_releases(
     return tuple(Releases(paths).get(release.tag) for release in wanted)
 
 
-def smoke_release(
-    paths: Paths, release: Release, *, load: bool, machines: Nodes | None, as_served: bool = False
-) -> None:
+def smoke_release(paths: Paths, release: Release, *, load: bool, machines: Nodes | None, stays: bool = False) -> None:
     """By a server where one can run here, else by an inspection, with the libraries loaded if `load`. The record keeps
-    what came of it. machines: of a release for several, where it is not for this one alone. as_served: by a server as
-    `serve` starts it, which stays."""
+    what came of it. machines: of a release for several, where it is not for this one alone. stays: by a server as
+    `serve` starts it, which goes on."""
     from sparkpin.smoke.inspected import run_inspection
     from sparkpin.smoke.run import run_smoke, smoke_served  # slow to import, as all that asks a server
 
@@ -114,7 +112,7 @@ def smoke_release(
         kept(paths, release, *run_inspection(paths, engine, release, why, load=load))
         return
     gpus, checkpoint = uses_gpu(paths, release), checkpoint_of(paths, release)
-    if as_served:
+    if stays:
         serving = service.started(paths, engine, release, checkpoint, gpus=gpus)
         kept(paths, release, *smoke_served(paths, engine, release, serving))
         return complete_above(paths, release)

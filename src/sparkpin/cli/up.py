@@ -167,7 +167,7 @@ def smoke_chain(paths: Paths, made: Sequence[Release], standing: contextlib.Exit
     if stays:
         say(f"smoke test of the server that is to stay: {end.tag}")
         standing.callback(stop_unless_current, paths, engine, end)
-        smoke_release(paths, end, load=False, machines=None, as_served=True)
+        smoke_release(paths, end, load=False, machines=None, stays=True)
 
 
 def stop_unless_current(paths: Paths, engine: Engine, release: Release) -> None:

@@ -46,8 +46,8 @@ class Chain:
         for release in wanted:
             self.smoke(release, release.stage)
 
-    def smoke_release(self, paths: Paths, release: Release, *, load: bool, machines: None, as_served: bool) -> None:
-        assert as_served
+    def smoke_release(self, paths: Paths, release: Release, *, load: bool, machines: None, stays: bool) -> None:
+        assert stays
         self.running = release.tag
         if self.error:
             raise self.error
