@@ -21,7 +21,7 @@ from sparkpin.host.engine import Engine, engine_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu, with_others
 from sparkpin.releases.volumes import volume_name
-from sparkpin.serve import linked, memory_limit, nodes
+from sparkpin.serve import linked, memory_limit, nodes, service
 from sparkpin.serve.nodes import Nodes, NodesOptions
 from sparkpin.smoke import drift
 from sparkpin.smoke import kernels as gpu_kernels
@@ -96,11 +96,12 @@ def smoke_releases(
     return tuple(Releases(paths).get(release.tag) for release in wanted)
 
 
-def smoke_release(paths: Paths, release: Release, *, load: bool, machines: Nodes | None) -> None:
+def smoke_release(paths: Paths, release: Release, *, load: bool, machines: Nodes | None, stays: bool = False) -> None:
     """By a server where one can run here, else by an inspection, with the libraries loaded if `load`. The record keeps
-    what came of it. machines: of a release for several, where it is not for this one alone."""
+    what came of it. machines: of a release for several, where it is not for this one alone. stays: by a server as
+    `serve` starts it, which goes on."""
     from sparkpin.smoke.inspected import run_inspection
-    from sparkpin.smoke.run import run_smoke  # slow to import, as all that asks a server
+    from sparkpin.smoke.run import run_smoke, smoke_served  # slow to import, as all that asks a server
 
     engine = engine_of(paths)
     require_consistent(paths, release)
@@ -111,6 +112,10 @@ def smoke_release(paths: Paths, release: Release, *, load: bool, machines: Nodes
         kept(paths, release, *run_inspection(paths, engine, release, why, load=load))
         return
     gpus, checkpoint = uses_gpu(paths, release), checkpoint_of(paths, release)
+    if stays:
+        serving = service.started(paths, engine, release, checkpoint, gpus=gpus)
+        kept(paths, release, *smoke_served(paths, engine, release, serving))
+        return complete_above(paths, release)
     if gpus and not machines:  # else vLLM refuses to start next to a server, and the release would be at fault
         with alone(paths, engine):
             memory_limit.make_room(paths, engine, release, checkpoint)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated
@@ -13,7 +15,7 @@ from sparkpin.cli import serve as serving
 from sparkpin.cli.build import BuildPlan, carry_out, plan_of, report
 from sparkpin.cli.choose import choose_recipe
 from sparkpin.cli.options import Authority, DryRun, Recipe, Stack, Stage
-from sparkpin.cli.smoke import smoke_releases
+from sparkpin.cli.smoke import smoke_release, smoke_releases
 from sparkpin.cli.tasks import task
 from sparkpin.core.errors import DiskError, InputError, IntegrityError
 from sparkpin.core.paths import Paths
@@ -24,9 +26,12 @@ from sparkpin.host import machine, preflight
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.host.skopeo import AbsentError, Registry
 from sparkpin.pins import manifests
+from sparkpin.pins.nodes import nodes_of
 from sparkpin.releases import current, quality_gate
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle_of
+from sparkpin.serve import service
+from sparkpin.serve.served import running_release
 from sparkpin.smoke import drift
 from sparkpin.smoke.evidence import owes
 
@@ -70,11 +75,11 @@ def up(
         agree(download)
     preflight.install(lacking, here)
     made = carry_out(plan, take=partial(take_published, plan, place) if place else lambda engine: {})
-    if not no_smoke:
-        engine, tested = engine_of(paths), made[-2:] if serve else made  # the last, and what it is compared with
-        smoke_releases(paths, [one for one in tested if one.smoke_failed or owes(paths, engine, one, load=False)])
-        made = tuple(Releases(paths).get(release.tag) for release in made)
-    first_is_current(paths, made[-1])
+    with contextlib.ExitStack() as standing:
+        if not no_smoke:
+            smoke_chain(paths, made, standing, serve=serve)
+            made = tuple(Releases(paths).get(release.tag) for release in made)
+        first_is_current(paths, made[-1])
     report(paths, made, smoked=not no_smoke, serves=serve)
     if serve and Releases(paths).current_tag(made[-1].recipe):
         serving.serve_release(recipe=made[-1].recipe)  # what runs already is left alone
@@ -145,6 +150,30 @@ def take_published(plan: BuildPlan, place: Registry, engine: Engine) -> dict[str
         else:
             say(f"{pairing.stage.name} is built here: the published one asks for another smoke test")
     return taken
+
+
+def smoke_chain(paths: Paths, made: Sequence[Release], standing: contextlib.ExitStack, *, serve: bool) -> None:
+    """Smoke-test what waits for it; with `serve` only the end of the chain, and before it what it is compared with.
+
+    A large model takes minutes to load. So the recipe's first server is tested as it is served, and stays if its
+    release becomes current. standing: gets what stops it otherwise.
+    """
+    engine, end = engine_of(paths), made[-1]
+    asked = made[-2:] if serve else made
+    waiting = [one for one in asked if one.smoke_failed or owes(paths, engine, one, load=False)]
+    is_first = not (Releases(paths).current_tag(end.recipe) or running_release(paths, engine, end.recipe))
+    stays = serve and is_first and end in waiting and nodes_of(end.argv) == 1 and not end.demands.draft_lengths
+    smoke_releases(paths, waiting[:-1] if stays else waiting)
+    if stays:
+        say(f"smoke test of the server that is to stay: {end.tag}")
+        standing.callback(stop_unless_current, paths, engine, end)
+        smoke_release(paths, end, load=False, machines=None, stays=True)
+
+
+def stop_unless_current(paths: Paths, engine: Engine, release: Release) -> None:
+    """What failed, or could not be compared, answers nobody."""
+    if running_release(paths, engine, release.recipe) == release.tag != Releases(paths).current_tag(release.recipe):
+        service.stop(paths, engine, release.recipe)
 
 
 def first_is_current(paths: Paths, newest: Release) -> None:

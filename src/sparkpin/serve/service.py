@@ -6,11 +6,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparkpin.core import files
-from sparkpin.core.errors import InputError
+from sparkpin.core.errors import InputError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.host.containers import Container
@@ -39,6 +40,7 @@ from sparkpin.serve.served import (
     Served,
     address_of,
     address_path,
+    client_of,
     describe,
     find,
     is_running,
@@ -46,9 +48,13 @@ from sparkpin.serve.served import (
     kept_address,
     name_of,
     parts,
+    running_release,
 )
 from sparkpin.serve.status import how_to_serve
 from sparkpin.serve.switching import DRAIN_SECONDS, STOP_SECONDS, answered, launched, replaced, taken_over, told
+
+if TYPE_CHECKING:
+    from sparkpin.smoke.client import Client
 
 
 def start(
@@ -171,6 +177,25 @@ def start(
         # The front has it now. Should that go without `stop`, an older address must not open the server again.
         address_path(paths, release.recipe).unlink(missing_ok=True)
         return served
+
+
+@contextlib.contextmanager
+def started(
+    paths: Paths, engine: Engine, release: Release, checkpoint: Path, *, gpus: bool
+) -> Iterator[tuple[Container, Client]]:
+    """For a test of the server that stays, as `start` starts it, by a client of its address with its key. SmokeError
+    where another run has taken it away meanwhile: that is no fault of the release."""
+    try:
+        served = start(paths, engine, release, checkpoint, gpus=gpus)
+    except waiting.Detached:
+        raise KeyboardInterrupt from None  # nobody is to go on with what was not tested
+    container = find(engine, served.container)
+    assert container is not None
+    with client_of(served, key_of(paths, release, served.host), timeout=120) as client:
+        yield container, client
+    if not find(engine, served.container + FRONT) or running_release(paths, engine, release.recipe) != release.tag:
+        cause = f"{release.tag} was stopped or replaced while it was tested"
+        raise SmokeError(cause, next_step=f"invoke smoke {release.tag}")
 
 
 def key_of(paths: Paths, release: Release, host: str) -> str | None:

@@ -14,7 +14,7 @@ from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.serve import crash_facts, launch, linked, startup
 from sparkpin.serve.postmortem import report
-from sparkpin.smoke.startup import Seldom, StartFault, wait_for_answer
+from sparkpin.smoke.startup import NotReady, Seldom, StartFault, wait_for_answer
 
 UNKNOWN = 3  # readings in a row that failed, until the number of requests counts as not known
 
@@ -26,7 +26,7 @@ class Detached(Exception):
 def until_ready(container: Container, release: Release, timeout: float, folder: Path, *, fresh: bool) -> float:
     """Seconds that it took; kept in `folder` for the next time if this is a start from its begin (fresh).
 
-    SmokeError with a post-mortem, kept in `folder`, as soon as the server ends, or when it does not answer within
+    NotReady with a post-mortem, kept in `folder`, as soon as the server ends, or when it does not answer within
     `timeout` seconds.
     """
     begin = time.monotonic()
@@ -59,12 +59,13 @@ def look(container: Container, release: Release) -> tuple[str | None, bytes]:
             ) from None
 
 
-def failure(container: Container, release: Release, how: str, folder: Path) -> SmokeError:
+def failure(container: Container, release: Release, how: str, folder: Path) -> NotReady:
     found = crash_facts.examine(container, release.recipe, release.tag, how)
     kept = crash_facts.keep(folder, found)
     others = linked.deaths(container, release, folder)
-    return SmokeError(
+    return NotReady(
         "\n".join([f"{release.tag} did not become ready", *report(found), *others]),
+        found.log,
         next_step=f"read {kept.with_name(crash_facts.LOG)}; invoke smoke {release.tag}",
     )
 

@@ -21,6 +21,7 @@ from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import say
+from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine
 from sparkpin.host.fingerprint import Fingerprint, read_fingerprint
 from sparkpin.pins.vllm_flags import served_name
@@ -35,10 +36,12 @@ from sparkpin.smoke.evidence import Write, evidence_folder, record_of
 from sparkpin.smoke.expectations import expectations_of
 from sparkpin.smoke.replies import Exchange, Fault
 from sparkpin.smoke.server import Place, Server, alone, socket_argv, started
-from sparkpin.smoke.startup import StartFault, load_format, weights_seconds
+from sparkpin.smoke.startup import NotReady, StartFault, load_format, weights_seconds
 from sparkpin.smoke.subject import SmokeSubject
 
 QUIET_SECONDS = 10.0  # that a check may take before a line of progress
+Serving = contextlib.AbstractContextManager[tuple[Container, Client]]
+"""Starts a server that goes on (NotReady where that fails), and gives it with a client of its address."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +98,7 @@ def run_smoke(
         EngineError, IntegrityError: the engine refuses, or the tag is gone or names another image.
         CheckpointError: the container's user could not read the checkpoint.
     """
-    demands = release.demands
-    require_known(demands.checks, f"the record of {release.tag}", "demands.checks")
+    require_known(release.demands.checks, f"the record of {release.tag}", "demands.checks")
     running.require_readable(checkpoint)
     running.require_image(engine, release)
     begin = time.monotonic()
@@ -107,8 +109,7 @@ def run_smoke(
             evidence = ServerEvidence(socket_argv(variant), f"@{length}" if served else "")
             served.append((length, evidence))
             timeout = running.ready_timeout(checkpoint)
-            how: dict[str, Any] = {"gpus": gpus, "timeout": timeout, "places": places}
-            with started(paths, engine, variant, checkpoint, **how) as server:
+            with started(paths, engine, variant, checkpoint, gpus=gpus, timeout=timeout, places=places) as server:
                 with Client.unix(server.socket) as client:
                     examine(server, subject_of(variant, client, server, length, reference=reference), evidence)
                 server.stop()
@@ -117,6 +118,24 @@ def run_smoke(
                 break  # the other lengths would tell no more
         seconds = time.monotonic() - begin
         return finished(paths, release, served, seconds, read_fingerprint(engine.version))
+
+
+def smoke_served(paths: Paths, engine: Engine, release: Release, serving: Serving) -> tuple[SmokeResult, Write]:
+    """The same by a server that clients can ask already."""
+    require_known(release.demands.checks, f"the record of {release.tag}", "demands.checks")
+    begin, length = time.monotonic(), drafting.drafted(release)
+    evidence, reference = ServerEvidence(socket_argv(release)), drift.reference(paths, release)
+    with alone(paths, engine):
+        try:
+            with serving as (container, client):
+                server = Server(container, Path(), timeout=0)
+                server.ready_seconds = round(time.monotonic() - begin, 1)
+                examine(server, subject_of(release, client, server, length, reference=reference), evidence)
+                evidence.argv, evidence.log = container.attrs["Config"]["Cmd"], server.log()
+        except NotReady as fault:
+            evidence.log = fault.log
+            evidence.add(CheckResult("start", False, fault.message, round(time.monotonic() - begin, 2)))
+    return finished(paths, release, [(length, evidence)], time.monotonic() - begin, read_fingerprint(engine.version))
 
 
 def subject_of(release: Release, client: Client, server: Server, length: int, **known: Any) -> SmokeSubject:
@@ -135,13 +154,14 @@ def subject_of(release: Release, client: Client, server: Server, length: int, **
 
 
 def examine(server: Server, subject: SmokeSubject, evidence: ServerEvidence) -> None:
-    """Wait for the server, then run the checks until the last or until the server is gone."""
+    """Wait for the server unless it is ready, then run the checks until the last or until the server is gone."""
     begin = time.monotonic()
     evidence.exchanges, evidence.leaves = subject.client.exchanges, subject.leaves
     # Who drafts nothing is not asked how much of it is accepted.
     names = [name for name in subject.demands.checks if subject.length or name != "acceptance"]
     try:
-        server.wait_ready(subject.client)
+        if server.ready_seconds is None:
+            server.wait_ready(subject.client)
     except StartFault as fault:
         evidence.add(CheckResult("start", False, str(fault), round(time.monotonic() - begin, 2)))
         return

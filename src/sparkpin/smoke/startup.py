@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from sparkpin.core.errors import SmokeError
 from sparkpin.core.terminal import say
 from sparkpin.pins.vllm_flags import flag_value
 
@@ -37,6 +38,14 @@ LOADED = re.compile(r"Loading weights took ([\d.]+) seconds")
 
 class StartFault(Exception):
     """The server did not become ready; the text says why."""
+
+
+class NotReady(SmokeError):
+    """The same of a server that was to be served. log: all that it wrote."""
+
+    def __init__(self, message: str, log: bytes, *, next_step: str) -> None:
+        super().__init__(message, next_step=next_step)
+        self.log = log
 
 
 @dataclass

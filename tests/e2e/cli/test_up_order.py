@@ -14,6 +14,8 @@ from places import PROJECT
 from watched import free_port
 
 from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine
+from sparkpin.releases.inside import BEGUN
 from sparkpin.releases.record import Releases
 
 pytestmark = pytest.mark.slow
@@ -33,7 +35,7 @@ def copy(tmp_path: Path) -> Iterator[Checkout]:
     made.remove_built(TRIAL)
 
 
-def test_the_last_two_stages_are_tested_the_last_is_served_and_smoke_tests_the_rest(copy: Checkout) -> None:
+def test_the_last_two_stages_are_tested_the_server_of_the_last_stays_and_smoke_tests_the_rest(copy: Checkout) -> None:
     records = Releases(Paths(copy.folder, copy.home, copy.home))
 
     def states() -> dict[str, str]:
@@ -44,6 +46,9 @@ def test_the_last_two_stages_are_tested_the_last_is_served_and_smoke_tests_the_r
     assert states() == {"base": "built", "hybrid": "passed", "mtp": "current"}
     (served,) = [one for one in json.loads(copy.done("status", "--json")) if one["recipe"] == TRIAL]
     assert served["ready"] and served["release"] == records.current_tag(TRIAL)
+    log = (copy.evidence(served["release"]) / "server.log").read_bytes()
+    server = Engine.connect().client.containers.get(served["container"])
+    assert server.logs().startswith(log) and server.logs().count(BEGUN.encode()) == 1, "the server that was tested"
     copy.done("smoke", "--recipe", TRIAL)
     assert states() == {"base": "passed", "hybrid": "passed", "mtp": "current"}
     releases = {release.stage: release for release in records.of_recipe(TRIAL)}

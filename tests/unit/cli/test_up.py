@@ -33,20 +33,36 @@ RECIPE = "scripted-tiny"
 
 @dataclass
 class Chain:
-    """happened: in order; broken: stages that answer wrongly."""
+    """happened: in order; broken: stages that answer wrongly; running: tag of what the recipe's server runs."""
 
     records: Releases
     made: tuple[Release, ...]
     happened: list[str] = field(default_factory=list)
     broken: tuple[str, ...] = ()
+    running: str | None = None
+    error: BaseException | None = None
 
     def smoke_releases(self, paths: Paths, wanted: list[Release]) -> None:
         for release in wanted:
-            self.happened.append(release.stage)
-            below = [one for one in self.now if one.stage == release.demands.parent and one.smoke_passed]
-            drift = {"name": "drift", "passed": True, "applicable": bool(below or release.stage == "base")}
-            chat = {"name": "chat", "passed": release.stage not in self.broken, "applicable": True, "detail": ""}
-            self.records.smoked(release.tag, {"passed": chat["passed"], "checks": [drift, chat]})
+            self.smoke(release, release.stage)
+
+    def smoke_release(self, paths: Paths, release: Release, *, load: bool, machines: None, stays: bool) -> None:
+        assert stays
+        self.running = release.tag
+        if self.error:
+            raise self.error
+        self.smoke(release, f"{release.stage} as served")
+
+    def smoke(self, release: Release, what: str) -> None:
+        self.happened.append(what)
+        below = [one for one in self.now if one.stage == release.demands.parent and one.smoke_passed]
+        drift = {"name": "drift", "passed": True, "applicable": bool(below or release.stage == "base")}
+        chat = {"name": "chat", "passed": release.stage not in self.broken, "applicable": True, "detail": ""}
+        self.records.smoked(release.tag, {"passed": chat["passed"], "checks": [drift, chat]})
+
+    def stop(self, paths: Paths, engine: None, recipe: str) -> None:
+        self.happened.append("stop")
+        self.running = None
 
     @property
     def now(self) -> list[Release]:
@@ -72,6 +88,8 @@ def chain(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cha
         "carry_out": lambda plan, take: tuple(found.now),
         "owes": lambda paths, engine, release, load: release.smoke is None,
         "smoke_releases": found.smoke_releases,
+        "smoke_release": found.smoke_release,
+        "running_release": lambda paths, engine, recipe: found.running,
         "require_consistent": lambda *_, **__: [],
     }
     for name, stand_in in stand_ins.items():
@@ -79,6 +97,7 @@ def chain(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cha
     monkeypatch.setattr(Paths, "from_env", lambda: paths)
     monkeypatch.setattr(up.preflight, "missing", lambda *_, **__: [])
     monkeypatch.setattr(up.current, "promote", found.promote)
+    monkeypatch.setattr(up.service, "stop", found.stop)
     monkeypatch.setattr(up.serving, "serve_release", lambda recipe: found.happened.append(f"serve {recipe}"))
     return found
 
@@ -87,7 +106,7 @@ def chain(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cha
     ("options", "happened"),
     [
         ({}, [*STAGES, "promote v2-tq"]),
-        ({"serve": True}, ["v2", "v2-tq", "promote v2-tq", f"serve {RECIPE}"]),
+        ({"serve": True}, ["v2", "v2-tq as served", "promote v2-tq", f"serve {RECIPE}"]),
         ({"no_smoke": True}, []),
         ({"dry_run": True}, []),
     ],
@@ -103,14 +122,44 @@ def test_what_is_tested_and_that_a_second_run_tests_nothing(
     assert chain.happened == [one for one in happened if one.startswith("serve")], "what runs already is left alone"
 
 
-@pytest.mark.parametrize("broken", ["v2", "v2-tq"])
-def test_an_end_that_fails_or_cannot_be_compared_is_neither_current_nor_served(chain: Chain, broken: str) -> None:
+@pytest.mark.parametrize(
+    ("broken", "again"), [("v2", ["v2"]), ("v2-tq", ["v2-tq as served", "stop"])], ids=["below", "end"]
+)
+def test_an_end_that_fails_or_cannot_be_compared_is_neither_current_nor_served(
+    chain: Chain, broken: str, again: list[str]
+) -> None:
     chain.broken = (broken,)
     for _ in range(2):
         with pytest.raises(SmokeError):  # the exit code of `up`
             up.up(recipe=RECIPE, serve=True)
-        assert chain.records.current_tag(RECIPE) is None and "serve" not in " ".join(chain.happened)
-    assert chain.happened == ["v2", "v2-tq", broken], "one that has failed is tested again"
+        assert chain.records.current_tag(RECIPE) is None and chain.running is None
+    assert chain.happened == ["v2", "v2-tq as served", "stop", *again], "one that has failed is tested again"
+
+
+def test_a_test_that_is_broken_off_leaves_no_server(chain: Chain) -> None:
+    chain.error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        up.up(recipe=RECIPE, serve=True)
+    assert chain.happened == ["v2", "stop"] and not chain.records.get(chain.made[-1].tag).smoke
+
+
+def test_a_server_that_runs_is_left_alone_until_the_end_has_passed_beside_it(chain: Chain) -> None:
+    chain.running, chain.broken = chain.made[-1].tag, ("v2-tq",)
+    with pytest.raises(SmokeError):
+        up.up(recipe=RECIPE, serve=True)
+    assert chain.happened == ["v2", "v2-tq"] and chain.running
+
+
+@pytest.mark.parametrize("several", ["machines", "draft lengths"])
+def test_an_end_that_takes_several_servers_is_tested_by_its_own(chain: Chain, several: str) -> None:
+    end = chain.made[-1]
+    if several == "machines":
+        end = dataclasses.replace(end, argv=(*end.argv, "--nnodes", "2"))
+    else:
+        end = dataclasses.replace(end, demands=end.demands.model_copy(update={"draft_lengths": (0,)}))
+    chain.records.save(end)
+    up.up(recipe=RECIPE, serve=True)
+    assert chain.happened == ["v2", "v2-tq", "promote v2-tq", f"serve {RECIPE}"]
 
 
 def test_another_release_that_is_current_is_not_replaced(chain: Chain) -> None:
@@ -118,7 +167,8 @@ def test_another_release_that_is_current_is_not_replaced(chain: Chain) -> None:
     chain.records.save(other)
     chain.records.point(other)
     up.up(recipe=RECIPE, serve=True)
-    assert chain.records.current_tag(RECIPE) == other.tag and chain.happened[-1] == f"serve {RECIPE}"
+    assert chain.records.current_tag(RECIPE) == other.tag
+    assert chain.happened == ["v2", "v2-tq", f"serve {RECIPE}"]
 
 
 @pytest.mark.parametrize("answer", ["", "no\n", None])
