@@ -11,6 +11,8 @@ from typing import Annotated
 
 from sparkpin.build.checkpoint import ModelNeeds, how_long, needs_of
 from sparkpin.build.consistent import is_brought, require_consistent
+from sparkpin.build.make import at_work
+from sparkpin.checkpoint.steps import used_repositories
 from sparkpin.cli import serve as serving
 from sparkpin.cli.build import BuildPlan, carry_out, plan_of, report
 from sparkpin.cli.choose import choose_recipe
@@ -21,7 +23,7 @@ from sparkpin.core.errors import DiskError, InputError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import count, say, show, size
 from sparkpin.fetch.lock_model import lock_model
-from sparkpin.fetch.model import absent_wheel
+from sparkpin.fetch.model import absent_wheel, fetch_model
 from sparkpin.host import machine, preflight
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.host.skopeo import AbsentError, Registry
@@ -74,6 +76,8 @@ def up(
     if download and not yes:
         agree(download)
     preflight.install(lacking, here)
+    if download:
+        fetch_download(plan)
     made = carry_out(plan, take=partial(take_published, plan, place) if place else lambda engine: {})
     with contextlib.ExitStack() as standing:
         if not no_smoke:
@@ -130,20 +134,39 @@ def agree(needs: ModelNeeds) -> None:
         raise InputError(cause, next_step="the same command with --yes fetches it")
 
 
+def fetch_download(plan: BuildPlan) -> None:
+    """The model's files, before minutes of building: what a network or a disk refuses is known soonest."""
+    last = plan.pairings[-1]
+    used = {name for pairing in plan.pairings for name in used_repositories(last.model, pairing.steps)}
+    with at_work(plan.paths):
+        fetch_model(plan.paths, last.model, last.model_lock, only=used)
+
+
+def is_taken(paths: Paths, engine: Engine, release: Release) -> bool:
+    """Whether what was brought before is whole, and signed by whom this machine trusts today: an import may have taken
+    it unsigned."""
+    from sparkpin.distribute import verify  # slow to import
+
+    checks = [*verify.check_evidence(verify.evidence_of(paths, release)), verify.check_loaded(engine, release)]
+    return all(verify.demanded(check).result != "wrong" for check in checks)
+
+
 def take_published(plan: BuildPlan, place: Registry, engine: Engine) -> dict[str, Release]:
-    """By tag: what a registry has of the chain. What this machine made stays; what does not verify is built instead."""
+    """By tag: what a registry has of the chain, and what it gave before. What this machine made stays; what does not
+    verify is built instead."""
     from sparkpin.distribute.registry import pull  # slow to import
 
     taken = {}
     for pairing in plan.pairings:
-        known = Releases(plan.paths).find(pairing.tag)
-        if known and not is_brought(plan.paths, known):
+        release = Releases(plan.paths).find(pairing.tag)
+        if release and not is_brought(plan.paths, release):
             continue
-        try:
-            release = pull(plan.paths, engine, replace(place, tag=pairing.tag.rpartition(":")[2])).release
-        except (AbsentError, IntegrityError) as error:
-            say(f"{pairing.stage.name} is built here: {error.message}")
-            continue
+        if not release or not is_taken(plan.paths, engine, release):
+            try:
+                release = pull(plan.paths, engine, replace(place, tag=pairing.tag.rpartition(":")[2])).release
+            except (AbsentError, IntegrityError) as error:
+                say(f"{pairing.stage.name} is built here: {error.message}")
+                continue
         if release.demands == pairing.demands:
             taken[pairing.tag] = release
             say(f"{pairing.stage.name} is taken, not built: {pairing.tag}")
