@@ -263,6 +263,8 @@ def test_up_takes_what_is_published_and_builds_the_rest(
     made = build.carry_out(plan, take=partial(up.take_published, plan, place))
     assert [(release.tag, release.image) for release in made] == [(one.tag, one.image) for one in source.releases]
     assert [is_brought(paths, release) for release in made] == [True, False, True]
+    asked = there.asked("GET", "manifests")
     assert build.carry_out(plan, take=partial(up.take_published, plan, place)) == made
+    assert there.asked("GET", "manifests") == asked, "what was taken needs no network again"
     monkeypatch.delenv("SPARKPIN_ALLOWED_SIGNERS")  # nobody is trusted any more
     assert up.take_published(plan, place, empty) == {}
