@@ -22,7 +22,6 @@ from sparkpin.checkpoint.write import (
 from sparkpin.core import terminal
 from sparkpin.core.errors import CheckpointError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import say
 from sparkpin.fetch import model
 from sparkpin.fetch.model_files import repository_folder
 from sparkpin.host import preflight
@@ -49,8 +48,6 @@ def build_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequen
         used = used_repositories(pin, steps)
         plan = make_plan(model.listings(paths, pin, lock, only=used), pin, steps)  # before 72 GB are fetched
         places = model.fetch_model(paths, pin, lock, only=used)
-        for note in plan.notes:
-            say(note)
         write_checkpoint(folder, pin, lock, plan, places, Hashes.here(paths))
     return folder
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sparkpin.checkpoint.safetensors import Header, TensorInfo, parse_header, read_header_bytes
+from sparkpin.checkpoint.safetensors import Header, TensorInfo, parse_header
 from sparkpin.core.errors import CheckpointError, IntegrityError
 from sparkpin.core.files import CHUNK
 
@@ -83,8 +83,9 @@ class ByteRange(NamedTuple):
             file.seek(self.begin)
             while left:
                 if not (size := file.readinto(buffer[:left])):
-                    cause = f"{self.path}: ends at byte {self.end - left}, expected {self.end}"
-                    raise IntegrityError(cause, next_step="invoke build --fetch-only")
+                    raise IntegrityError(
+                        f"{self.path}: ends at byte {self.end - left}, not {self.end}", next_step=FETCH
+                    )
                 yield buffer[:size]
                 left -= size
 
@@ -132,14 +133,6 @@ class ReadRepository:
 
     def file_of(self, tensor: str) -> str | None:
         return self.listed.get(tensor) or self.unlisted.get(tensor)
-
-
-def listing_of(name: str, folder: Path) -> Listing:
-    """A repository whose files are all here."""
-    files = {p.relative_to(folder).as_posix(): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
-    headers = FileBytes({file: folder / file for file in files if is_shard(file)}, read_header_bytes)
-    texts = FileBytes({file: folder / file for file in (INDEX, CONFIG) if file in files})
-    return Listing(name, str(folder), files, headers, texts)
 
 
 def is_shard(file: str) -> bool:
