@@ -19,16 +19,12 @@ from sparkpin.checkpoint.write import (
     verify_checkpoint,
     write_checkpoint,
 )
-from sparkpin.core import terminal
 from sparkpin.core.errors import CheckpointError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import model
 from sparkpin.fetch.model_files import repository_folder
 from sparkpin.host import preflight
 from sparkpin.pins.schema import ModelLock, ModelPin
-
-RATES = {"100 Mbit/s": 12_500_000, "1 Gbit/s": 125_000_000}
-"""Bytes a second, assumed: nobody knows how fast the Hub answers before it is asked."""
 
 
 def build_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str]) -> Path:
@@ -104,8 +100,3 @@ def needs_of(paths: Paths, pin: ModelPin, lock: ModelLock, chain: Sequence[tuple
             found += disk_needed(folder, base, plan_checkpoint(paths, pin, lock, one))
     fetch = model.absent_bytes(paths, pin, lock_for(pin, lock, steps[-1]), used)
     return ModelNeeds(tuple(sorted(pin.repositories[name].repo for name in used)), fetch, found)
-
-
-def how_long(size: int) -> str:
-    """To fetch so many bytes, at the assumed rates."""
-    return ", ".join(f"{terminal.duration(size / rate)} at {name}" for name, rate in RATES.items())
