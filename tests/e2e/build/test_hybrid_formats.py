@@ -41,10 +41,9 @@ def checkpoint(project: Path, work: Path) -> Path:
     pinned = yaml.safe_load(path.read_text())
     pinned["hybrid"]["rules"][0]["modules"] = MODULES
     path.write_text(yaml.safe_dump(pinned))
-    paths, said = Paths(project, work / "cache", work / "home"), print
-    lock = lock_model(paths, "scripted-tiny", said)
-    pin = manifests.load_model(project, "scripted-tiny")
-    return build_checkpoint(paths, pin, lock, all_steps(pin), said)
+    paths = Paths(project, work / "cache", work / "home")
+    lock, pin = lock_model(paths, "scripted-tiny"), manifests.load_model(project, "scripted-tiny")
+    return build_checkpoint(paths, pin, lock, all_steps(pin))
 
 
 def test_attention_and_the_mtp_layer_in_fp8(project: Path, tmp_path: Path, stages: dict[str, Release]) -> None:
