@@ -93,10 +93,6 @@ def test_config_and_tokenizer(tmp_path: Path) -> None:
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     begin, end = samples.SPECIAL[1:3]
     assert (settings["eos_token"], settings["bos_token"], settings["pad_token"]) == (end, begin, end)
-        samples.SPECIAL[2],
-        samples.SPECIAL[1],
-        samples.SPECIAL[2],
-    )
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
