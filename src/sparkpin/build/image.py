@@ -52,11 +52,10 @@ def find_built(paths: Paths, engine: Engine, rendered: RenderedImage, expected: 
     except (FileNotFoundError, IntegrityError):
         return None
     image = engine.image(rendered.ref)
-    if image is None or (image.config_digest, list(image.diff_ids)) != (known.config_digest, known.diff_ids):
-        return None
+    is_same = image and (image.config_digest, list(image.diff_ids)) == (known.config_digest, known.diff_ids)
     is_listed = all(layer_file(paths, diff_id).is_file() for diff_id in known.diff_ids)
     is_trusted = known.config_digest == expected or not records.is_imported(paths, rendered)
-    return image if is_listed and is_trusted else None
+    return image if is_same and is_listed and is_trusted else None
 
 
 def build_image(paths: Paths, engine: Engine, rendered: RenderedImage, *, expected: str | None = None) -> ImageInfo:

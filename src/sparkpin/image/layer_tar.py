@@ -170,18 +170,11 @@ def member_of(info: tarfile.TarInfo) -> Member:
         raise damaged(f"member {path!r} has holes (is sparse), or a size of {info.size}")
     if path.rpartition(b"/")[2].startswith(b".wh."):
         return Member(path, REGULAR, 0, 0, 0)  # a deletion mark: engines differ in its mode
-    return Member(
-        path,
-        kind,
-        0o777 if kind == SYMLINK else info.mode & 0o7777,
-        info.uid,
-        info.gid,
-        info.size if kind == REGULAR else 0,
-        clean(link) if kind == HARDLINK else link if kind == SYMLINK else b"",
-        (info.devmajor, info.devminor) if kind in DEVICES else (0, 0),
-        info.pax_headers.get(CAPABILITY, "").encode(*TEXT),
-        info.offset_data,
-    )
+    mode, size = 0o777 if kind == SYMLINK else info.mode & 0o7777, info.size if kind == REGULAR else 0
+    target = clean(link) if kind == HARDLINK else link if kind == SYMLINK else b""
+    device = (info.devmajor, info.devminor) if kind in DEVICES else (0, 0)
+    capability = info.pax_headers.get(CAPABILITY, "").encode(*TEXT)
+    return Member(path, kind, mode, info.uid, info.gid, size, target, device, capability, info.offset_data)
 
 
 def clean(name: bytes) -> bytes:

@@ -95,6 +95,7 @@ def test_config_and_tokenizer(tmp_path: Path) -> None:
     assert (settings["eos_token"], settings["bos_token"], settings["pad_token"]) == (end, begin, end)
 
 
+WEIGHTS = samples.own_weights()
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"architecture": "qwen3"}, "general.architecture"),
     ({"kind": Kind.Q5_1}, "Q5_1"),
@@ -110,14 +111,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tokenizer__chat_template": None}, "tokenizer.chat_template"),
     ({"llama__rope__freq_base": np.inf}, "rope_theta"),
     ({"llama__attention__layer_norm_rms_epsilon": np.nan}, "rms_norm_eps"),
-    (
-        {"weights": samples.own_weights() | {"model.norm.weight": np.full(HIDDEN, np.nan, np.float32)}},
-        "output_norm.weight",
-    ),
-    (
-        {"weights": samples.own_weights() | {"model.norm.weight": np.full(HIDDEN, np.inf, np.float32)}},
-        "output_norm.weight",
-    ),
+    ({"weights": WEIGHTS | {"model.norm.weight": np.full(HIDDEN, np.nan, "f4")}}, "output_norm.weight"),
+    ({"weights": WEIGHTS | {"model.norm.weight": np.full(HIDDEN, np.inf, "f4")}}, "output_norm.weight"),
     ({"tokenizer__ggml__eos_token_id": len(TOKENS)}, "eos token"),
 ]
 
