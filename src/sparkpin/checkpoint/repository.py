@@ -182,9 +182,9 @@ def read_repository(listing: Listing, wanted: Callable[[str], bool] = lambda nam
 def read_index(listing: Listing) -> dict[str, Any]:
     """Its weight_map is a mapping of strings, and so is its metadata, if there is any, of whatever."""
     index = read_json(listing, INDEX)
-    for key in ("weight_map", "metadata"):
-        if not isinstance(index.get(key) or {}, dict) or (key == "weight_map" and key not in index):
-            raise listing.error(f"/{INDEX}", f"{key}: got {index.get(key)!r:.80}, expected a mapping")
+    for key, value in {"weight_map": index.get("weight_map"), "metadata": index.get("metadata") or {}}.items():
+        if not isinstance(value, dict):
+            raise listing.error(f"/{INDEX}", f"{key}: got {value!r:.80}, expected a mapping")
     for name, file in index["weight_map"].items():
         if not isinstance(file, str):
             raise listing.error(f"/{INDEX}", f"weight_map[{name!r}]: got {file!r}, expected the name of a file")

@@ -125,7 +125,7 @@ def ghost(file: str) -> Callable[[bytes], bytes]:
         (f"fp8/{SECOND}", lambda data: data[:-1], SECOND),
         (f"int4/{INDEX}", ghost(FIRST), r"ghost\.weight"),
         (f"int4/{INDEX}", ghost("gone.safetensors"), r"gone\.safetensors"),
-        (f"int4/{INDEX}", indexed(weight_map=["a"]), r"int4/.*\.index\.json: weight_map"),
+        *((f"int4/{INDEX}", indexed(weight_map=wrong), r"int4/.*\.index\.json: weight_map") for wrong in (["a"], None)),
         (f"int4/{INDEX}", indexed(weight_map={f"{UP}.weight": None}), rf"int4/{INDEX}: weight_map\['{UP}.weight'\]"),
         (f"int4/{INDEX}", indexed(metadata=["total_size"]), rf"int4/{INDEX}: metadata"),
         *(("int4/config.json", lambda _, text=text: text, r"int4/config\.json")
