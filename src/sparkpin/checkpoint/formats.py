@@ -9,7 +9,7 @@ gives goes into the shard of what it takes away, and `quantization_config.extra_
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import translate
 from typing import Any, NamedTuple
 
@@ -41,13 +41,16 @@ REVISION = "choose another repository or revision in pins/models/"
 
 
 class Patterns:
-    """fnmatch's, compiled once for more than 100,000 names."""
+    """fnmatch's, compiled once for more than 100,000 names, of which most fit none."""
 
-    def __init__(self, patterns: Iterable[str]) -> None:
+    def __init__(self, patterns: Sequence[str]) -> None:
         self.compiled = [re.compile(translate(pattern)) for pattern in patterns]
+        self.any = re.compile("|".join(map(translate, patterns)) or "(?!)")
 
     def all(self, name: str) -> list[int]:
         """The numbers of all patterns that the name fits."""
+        if not self.any.match(name):
+            return []
         return [number for number, compiled in enumerate(self.compiled) if compiled.match(name)]
 
 
@@ -72,8 +75,9 @@ class Rules:
     def __init__(self, rules: Sequence[FormatRule]) -> None:
         self.rules = rules
         self.owners = [(pattern, rule) for rule in rules for pattern in rule.modules]
-        self.patterns = Patterns(pattern for pattern, _ in self.owners)
+        self.patterns = Patterns([pattern for pattern, _ in self.owners])
         self.hits = set[int]()
+        self.last: tuple[str, FormatRule | None] = ("", None)
 
     def wants(self, tensor: str) -> bool:
         """Whether a tensor of the base belongs to a module that a rule changes."""
@@ -84,10 +88,12 @@ class Rules:
         return rule is not None and rule.format != "keep"
 
     def rule(self, module: str) -> FormatRule | None:
-        """The first rule that fits."""
-        numbers = self.patterns.all(module)
-        self.hits.update(numbers)
-        return self.owners[numbers[0]][1] if numbers else None
+        """The first rule that fits. The tensors of a module mostly follow each other, so the last answer is cached."""
+        if module != self.last[0]:
+            numbers = self.patterns.all(module)
+            self.hits.update(numbers)
+            self.last = (module, self.owners[numbers[0]][1] if numbers else None)
+        return self.last[1]
 
     def check_hits(self, origin: str) -> None:
         for number, (pattern, _) in enumerate(self.owners):
