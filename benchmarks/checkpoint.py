@@ -44,12 +44,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))
 
+from checkpoint_samples import listing_of
 from hub import Request, serve, use
 from places import PROJECT
 
 from sparkpin.checkpoint.content import Hashes
 from sparkpin.checkpoint.plan import make_plan, summary
-from sparkpin.checkpoint.repository import Listing, Places, listing_of
+from sparkpin.checkpoint.repository import Listing, Places
 from sparkpin.checkpoint.safetensors import build_header, tensor_nbytes
 from sparkpin.checkpoint.steps import all_steps
 from sparkpin.core import terminal

@@ -11,7 +11,7 @@ from typing import Any
 
 from sparkpin.checkpoint.content import Hashes
 from sparkpin.checkpoint.plan import CheckpointPlan, donor_tensors, final_tensors, make_plan
-from sparkpin.checkpoint.repository import Listing, Places, listing_of, read_repository
+from sparkpin.checkpoint.repository import CONFIG, INDEX, FileBytes, Listing, Places, is_shard, read_repository
 from sparkpin.checkpoint.safetensors import (
     Header,
     TensorSource,
@@ -166,8 +166,8 @@ class Sample:
         made = self.root / name
         write_checkpoint(made, pin, lock, plan, places, Hashes(self.root / "hashed.json"))
         verify_checkpoint(made, places, plan)
-        planned = {placed.source.info.name: placed.file for placed in final_tensors(plan, listings_of(folders))}
-        assert planned == {name: tensor[0] for name, tensor in read_tensors(made).items()}
+        planned = {place.info.name for place in final_tensors(plan, listings_of(folders))}
+        assert planned == read_tensors(made).keys()
         check_fits_itself(made, plan)
         return made
 
@@ -223,6 +223,14 @@ def bring_donor(paths: Paths, folder: Path) -> None:
         blob = Store(paths.store).path(sha256)
         blob.parent.mkdir(parents=True, exist_ok=True)
         blob.write_bytes(data)
+
+
+def listing_of(name: str, folder: Path) -> Listing:
+    """A repository whose files are all here."""
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    headers = FileBytes({file: path for file, path in files.items() if is_shard(file)}, read_header_bytes)
+    texts = FileBytes({file: files[file] for file in (INDEX, CONFIG) if file in files})
+    return Listing(name, str(folder), {file: path.stat().st_size for file, path in files.items()}, headers, texts)
 
 
 def listings_of(folders: Mapping[str, Path]) -> dict[str, Listing]:

@@ -8,28 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparkpin.checkpoint import write
 from sparkpin.checkpoint.content import REBUILD, RECORD, Hashes, is_complete, is_made_here
 from sparkpin.checkpoint.plan import CheckpointPlan, make_plan
 from sparkpin.checkpoint.steps import checkpoint_key, lock_for, used_repositories
-from sparkpin.checkpoint.write import (
-    checkpoint_folder,
-    disk_needed,
-    hold_model,
-    record,
-    verify_checkpoint,
-    write_checkpoint,
-)
-from sparkpin.core import terminal
 from sparkpin.core.errors import CheckpointError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import say
 from sparkpin.fetch import model
 from sparkpin.fetch.model_files import repository_folder
 from sparkpin.host import preflight
 from sparkpin.pins.schema import ModelLock, ModelPin
-
-RATES = {"100 Mbit/s": 12_500_000, "1 Gbit/s": 125_000_000}
-"""Bytes a second, assumed: nobody knows how fast the Hub answers before it is asked."""
 
 
 def build_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str]) -> Path:
@@ -40,18 +28,16 @@ def build_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequen
     build it once; what a killed run had finished, the next one goes on from.
     """
     key = checkpoint_key(pin, lock, steps)
-    folder = checkpoint_folder(paths, pin, lock, steps)
+    folder = write.checkpoint_folder(paths, pin, lock, steps)
     if is_made_here(folder, key):
         return folder
-    with hold_model(paths, pin.name):
+    with write.hold_model(paths, pin.name):
         if is_made_here(folder, key):
             return folder
         used = used_repositories(pin, steps)
         plan = make_plan(model.listings(paths, pin, lock, only=used), pin, steps)  # before 72 GB are fetched
         places = model.fetch_model(paths, pin, lock, only=used)
-        for note in plan.notes:
-            say(note)
-        write_checkpoint(folder, pin, lock, plan, places, Hashes.here(paths))
+        write.write_checkpoint(folder, pin, lock, plan, places, Hashes.here(paths))
     return folder
 
 
@@ -66,17 +52,17 @@ def verify_built(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[s
 
     Sources that are no longer in the cache are fetched. Raises CheckpointError if it is not there or differs.
     """
-    folder = checkpoint_folder(paths, pin, lock, steps)
+    folder = write.checkpoint_folder(paths, pin, lock, steps)
     if not folder.is_dir():
         step = f"invoke build --checkpoint-only --model {pin.name}, or with its --stage, makes it"
         raise CheckpointError(f"{folder}: no such checkpoint of {pin.name}", next_step=step)
     used = used_repositories(pin, steps)
     places = model.fetch_model(paths, pin, lock, only=used, deep=True)
     plan = make_plan(model.listings(paths, pin, lock, only=used), pin, steps)
-    written = verify_checkpoint(folder, places, plan)
+    written = write.verify_checkpoint(folder, places, plan)
     written |= {text.path: hashlib.sha256(text.data).hexdigest() for text in plan.texts}
     is_whole = is_complete(folder, checkpoint_key(pin, lock, steps))
-    if not is_whole or (folder / RECORD).read_bytes() != record(pin, lock, plan, written):
+    if not is_whole or (folder / RECORD).read_bytes() != write.record(pin, lock, plan, written):
         raise CheckpointError(f"{folder / RECORD}: is not the record of this checkpoint", next_step=REBUILD)
     return folder
 
@@ -101,14 +87,9 @@ def needs_of(paths: Paths, pin: ModelPin, lock: ModelLock, chain: Sequence[tuple
     used = {name for one in steps for name in used_repositories(pin, one)}
     found = 0
     for one in steps:
-        folder = checkpoint_folder(paths, pin, lock, one)
+        folder = write.checkpoint_folder(paths, pin, lock, one)
         if not is_made_here(folder, checkpoint_key(pin, lock, one)):
             base = repository_folder(paths, lock.repositories[pin.base])
-            found += disk_needed(folder, base, plan_checkpoint(paths, pin, lock, one))
+            found += write.disk_needed(folder, base, plan_checkpoint(paths, pin, lock, one))
     fetch = model.absent_bytes(paths, pin, lock_for(pin, lock, steps[-1]), used)
     return ModelNeeds(tuple(sorted(pin.repositories[name].repo for name in used)), fetch, found)
-
-
-def how_long(size: int) -> str:
-    """To fetch so many bytes, at the assumed rates."""
-    return ", ".join(f"{terminal.duration(size / rate)} at {name}" for name, rate in RATES.items())

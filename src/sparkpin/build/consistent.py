@@ -99,8 +99,8 @@ def check_image(release: Release, config: bytes) -> str:
 
 
 def check_layers(release: Release, records: Sequence[BuildRecord]) -> str:
-    if not records or not release.diff_ids:
-        raise IntegrityError("there is no build record or no layer")
+    if not release.diff_ids:
+        raise IntegrityError("there is no layer")
     same("diff IDs", records[-1].diff_ids, list(release.diff_ids))
     return f"{len(release.diff_ids)} diff IDs, the same in release record, build record and configuration"
 
@@ -115,8 +115,7 @@ def check_key(release: Release) -> str:
 
 
 def check_records(release: Release, records: Sequence[BuildRecord]) -> str:
-    parent: BuildRecord | None = None
-    for record in records:
+    for parent, record in zip((None, *records), records, strict=False):
         name, below = f"record of {record.stage}", parent.diff_ids if parent else []
         same(f"{name}: parent key", record.parent_key, parent and parent.key)
         same(f"{name}: root file system", record.rootfs is not None, parent is None)
@@ -124,10 +123,8 @@ def check_records(release: Release, records: Sequence[BuildRecord]) -> str:
         same(f"{name}: layers of its parent", record.diff_ids[: len(below)], below)
         if not {layer.diff_id for layer in record.layers} - {None} <= set(record.diff_ids[len(below) :]):
             raise IntegrityError(f"{name}: it names layers that its image does not have")
-        parent = record
-    if parent is None:
-        raise IntegrityError("there is none")
-    same("stage and stack", (parent.stage, parent.stack), (release.stage, release.stack))
-    same("build key and image", (parent.key, parent.config_digest), (release.build_key, release.image))
+    last = records[-1]
+    same("stage and stack", (last.stage, last.stack), (release.stage, release.stack))
+    same("build key and image", (last.key, last.config_digest), (release.build_key, release.image))
     chain = f"a chain of {len(records)} from {records[0].stage} to {release.stage}" if records[1:] else release.stage
     return f"{chain}, which ends in this image"

@@ -29,19 +29,16 @@ REQUIREMENTS = "requirements.txt"
 def wheel_files(layer: str, wheels: Sequence[LockedFile]) -> list[ContextFile]:
     files, lines = list[ContextFile](), ""
     for one in wheels:
-        name = canonicalize_name(one.name)
-        what = f"{LOCKED}{name} {one.version}"
-        files.append(ContextFile(f"wheels/{layer}/{Path(one.file).name}", one.sha256, one.size, what, one))
+        name, path = canonicalize_name(one.name), f"wheels/{layer}/{Path(one.file).name}"
+        files.append(ContextFile(path, one.sha256, one.size, f"{LOCKED}{name} {one.version}", one))
         lines += f"{name}=={one.version} --hash=sha256:{one.sha256}\n"
     return [*files, text_file(f"wheels/{layer}/{REQUIREMENTS}", lines)]
 
 
 def link_files(stack: Stack) -> list[ContextFile]:
-    links = json.dumps(stack.image.links, indent=1, sort_keys=True)
-    return [
-        text_file(f"wheels/{LINKS}/{REQUIREMENTS}", ""),
-        text_file(f"wheels/{LINKS}/links.json", f"{links}\n", "list of links"),
-    ]
+    links = json.dumps(stack.image.links, indent=1, sort_keys=True) + "\n"
+    folder = f"wheels/{LINKS}"
+    return [text_file(f"{folder}/{REQUIREMENTS}", ""), text_file(f"{folder}/links.json", links, "list of links")]
 
 
 def mod_file(layer: str, mod: Mod) -> ContextFile:

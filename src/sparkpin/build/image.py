@@ -52,11 +52,10 @@ def find_built(paths: Paths, engine: Engine, rendered: RenderedImage, expected: 
     except (FileNotFoundError, IntegrityError):
         return None
     image = engine.image(rendered.ref)
-    if image is None or (image.config_digest, list(image.diff_ids)) != (known.config_digest, known.diff_ids):
-        return None
+    is_same = image and (image.config_digest, list(image.diff_ids)) == (known.config_digest, known.diff_ids)
     is_listed = all(layer_file(paths, diff_id).is_file() for diff_id in known.diff_ids)
     is_trusted = known.config_digest == expected or not records.is_imported(paths, rendered)
-    return image if is_listed and is_trusted else None
+    return image if is_same and is_listed and is_trusted else None
 
 
 def build_image(paths: Paths, engine: Engine, rendered: RenderedImage, *, expected: str | None = None) -> ImageInfo:
@@ -66,9 +65,8 @@ def build_image(paths: Paths, engine: Engine, rendered: RenderedImage, *, expect
     """
     # The stages' common steps come in every build, from the engine's cache: each line is reported once.
     report = functools.cache(lambda line: say(f"{rendered.stage}: {line}"))
-    with lock(
-        paths.locks / f"image-{rendered.key}.lock", on_wait=lambda: report("another run is building it; waiting")
-    ):
+    place = paths.locks / f"image-{rendered.key}.lock"
+    with lock(place, on_wait=lambda: report("another run is building it; waiting")):
         if found := find_built(paths, engine, rendered, expected):
             report(f"{rendered.ref} is there")
             return found

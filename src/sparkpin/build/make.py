@@ -73,12 +73,10 @@ def build_releases(paths: Paths, engine: Engine, pairings: Sequence[Pairing]) ->
 def record_release(paths: Paths, engine: Engine, pairing: Pairing, image: ImageInfo) -> Release:
     """The release of a pairing: the one that is there when it has these bytes, else a new one, tagged."""
     records, tag = Releases(paths), pairing.tag
-    known = records.find(tag)
+    release = known = records.find(tag)
     if known and (known.image != image.config_digest or is_brought(paths, known)):
-        whose = "other bytes than recorded" if known.image != image.config_digest else "a bundle brought it before"
-        say(f"{tag} was built now ({whose}); it must be smoked again")
-        known = None
-    release = known
+        say(f"{tag}: was of other bytes, or brought by a bundle, and is built here now; it must be smoked again")
+        release = None
     if release is None:
         seconds = read_record(record_file(paths, pairing.rendered)).seconds
         release = new_release(pairing, image, seconds, read_fingerprint(engine.version))

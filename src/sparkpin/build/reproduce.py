@@ -43,16 +43,19 @@ from sparkpin.releases.record import Release
 PREFIX = "reproduce-"  # of a run's folder below work/, and of that of its engine's sockets
 
 
+Verdict = Literal["identical", "different"]
+
+
 @dataclass(frozen=True)
 class StageResult:
     """How one image came out. got: its config digest; lines: what differs, for people."""
 
     stage: str
-    verdict: Literal["identical", "different"]
+    verdict: Verdict
     got: str
     layers: int
     seconds: float
-    lines: tuple[str, ...] = ()
+    lines: tuple[str, ...]
 
 
 def reproduce(paths: Paths, release: Release) -> tuple[StageResult, ...]:
@@ -68,12 +71,11 @@ def reproduce(paths: Paths, release: Release) -> tuple[StageResult, ...]:
         for before, image in builds:
             build_image(apart, engine, image)
             after = read_record(record_file(apart, image))
+            same_bytes = (after.config_digest, after.diff_ids) == (before.config_digest, before.diff_ids)
+            lines = () if same_bytes else tuple(map(printable, differences((paths, before), (apart, after))))
+            verdict: Verdict = "identical" if same_bytes else "different"
             got, layers = after.config_digest, len(after.diff_ids)
-            if (got, after.diff_ids) == (before.config_digest, before.diff_ids):
-                results.append(StageResult(after.stage, "identical", got, layers, after.seconds))
-                continue
-            lines = tuple(map(printable, differences((paths, before), (apart, after))))
-            results.append(StageResult(after.stage, "different", got, layers, after.seconds, lines))
+            results.append(StageResult(after.stage, verdict, got, layers, after.seconds, lines))
     return tuple(results)
 
 

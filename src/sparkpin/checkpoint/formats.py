@@ -34,6 +34,7 @@ FUSED = (
 )
 """Modules of one parent that vLLM 0.32 loads as one linear layer: qkv, gate_up, in_proj_qkvz, in_proj_ba."""
 
+MISSING = "no such tensor"
 RULES = "hybrid.rules or mtp.rules"
 PIN = "compare the rules and the revisions in pins/models/ with the repositories' indexes"
 REVISION = "choose another repository or revision in pins/models/"
@@ -43,15 +44,14 @@ class Patterns:
     """fnmatch's, compiled once for more than 100,000 names, of which most fit none."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        self.patterns = tuple(patterns)
-        self._compiled = [re.compile(translate(pattern)) for pattern in patterns]
-        self._any = re.compile("|".join(translate(pattern) for pattern in patterns) or "(?!)")
+        self.compiled = [re.compile(translate(pattern)) for pattern in patterns]
+        self.any = re.compile("|".join(map(translate, patterns)) or "(?!)")
 
     def all(self, name: str) -> list[int]:
         """The numbers of all patterns that the name fits."""
-        if not self._any.match(name):
+        if not self.any.match(name):
             return []
-        return [number for number, compiled in enumerate(self._compiled) if compiled.match(name)]
+        return [number for number, compiled in enumerate(self.compiled) if compiled.match(name)]
 
 
 class Module(NamedTuple):
@@ -70,14 +70,14 @@ class Module(NamedTuple):
 
 
 class Rules:
-    """The rules of the steps, matched against modules of the base. hits: how often each pattern fitted."""
+    """The rules of the steps, matched against modules of the base. hits: the numbers of patterns that fitted one."""
 
     def __init__(self, rules: Sequence[FormatRule]) -> None:
         self.rules = rules
-        self._owners = [rule for rule in rules for _ in rule.modules]
-        self.patterns = Patterns([pattern for rule in rules for pattern in rule.modules])
-        self.hits = [0] * len(self._owners)
-        self._last: tuple[str, FormatRule | None] = ("", None)
+        self.owners = [(pattern, rule) for rule in rules for pattern in rule.modules]
+        self.patterns = Patterns([pattern for pattern, _ in self.owners])
+        self.hits = set[int]()
+        self.last: tuple[str, FormatRule | None] = ("", None)
 
     def wants(self, tensor: str) -> bool:
         """Whether a tensor of the base belongs to a module that a rule changes."""
@@ -89,16 +89,15 @@ class Rules:
 
     def rule(self, module: str) -> FormatRule | None:
         """The first rule that fits. The tensors of a module mostly follow each other, so the last answer is cached."""
-        if module != self._last[0]:
+        if module != self.last[0]:
             numbers = self.patterns.all(module)
-            for number in numbers:
-                self.hits[number] += 1
-            self._last = (module, self._owners[numbers[0]] if numbers else None)
-        return self._last[1]
+            self.hits.update(numbers)
+            self.last = (module, self.owners[numbers[0]][1] if numbers else None)
+        return self.last[1]
 
     def check_hits(self, origin: str) -> None:
-        for pattern, hits in zip(self.patterns.patterns, self.hits, strict=True):
-            if not hits:
+        for number, (pattern, _) in enumerate(self.owners):
+            if number not in self.hits:
                 raise CheckpointError(f"{RULES}: {pattern!r} fits no module with a weight in {origin}", next_step=PIN)
 
 
@@ -125,54 +124,58 @@ def apply_formats(draft: Draft, modules: Mapping[str, Module], rules: Rules) -> 
         if rule.source and rule.block and (block := block_of(draft.donors[rule.source])) != list(rule.block):
             cause = f"{RULES}: block: got {list(rule.block)}, expected {block} as in {draft.donors[rule.source].origin}"
             raise CheckpointError(cause, next_step="correct `block` or `source` of the rules in pins/models/")
-    changes: list[tuple[Module, FormatRule, dict[str, TensorPlace]]] = []
-    for module in modules.values():
-        first = rules.rule(module.name)
-        if first is not None and first.source:
-            changes.append((module, first, check_module(draft.base, draft.donors[first.source], module, first)))
-    check_fused({module.name: rule.format for module, rule, _ in changes}, draft)
-    for module, rule, new in changes:
-        for old in module.parts.values():
+    changed = {name: first for name in modules if (first := rules.rule(name)) and first.source}
+    new = {
+        name: check_module(draft.base, draft.donors[rule.source or ""], modules[name], rule)
+        for name, rule in changed.items()
+    }
+    check_fused({name: rule.format for name, rule in changed.items()}, draft)
+    for name, rule in changed.items():
+        main = modules[name].main
+        for old in modules[name].parts.values():
             draft.drop(old)
-        for source in new.values():
-            draft.add(module.main.file, source, listed=module.main.info.name in draft.base.listed)
-        extra_config[module.name] = fp8_entry(rule.block) if rule.block else dict(PLAIN_ENTRY)
+        for source in new[name]:
+            draft.add(main.file, source, listed=main.info.name in draft.base.listed)
+        extra_config[name] = fp8_entry(rule.block) if rule.block else dict(PLAIN_ENTRY)
 
 
-def check_module(
-    base: ReadRepository, donor: ReadRepository, module: Module, rule: FormatRule
-) -> dict[str, TensorPlace]:
-    """The donor's tensors for a module, by part, checked against what they replace and against each other."""
-    name = f"{module.name}.{WEIGHT}"
+def check_module(base: ReadRepository, donor: ReadRepository, module: Module, rule: FormatRule) -> list[TensorPlace]:
+    """The donor's tensors for a module, checked against what they replace and against each other."""
+    name, scales = f"{module.name}.{WEIGHT}", f"{module.name}.{SCALE}"
     check_loadable(module, rule)
     if module.form == "fp8":
-        raise unfit(base, f"{module.name}.{SCALE}", "a scale", "none: this module is FP8 already")
+        raise unfit(base, scales, "a scale", "none: this module is FP8 already")
     old = module.main.info
     shape = packed_shape(base, module) if module.form == "int4" else old.shape
     if module.form == "plain" and (old.dtype not in PLAIN_DTYPES or len(shape) != 2):
-        raise unfit(base, name, f"{old.dtype} {list(shape)}", f"a matrix of {' or '.join(PLAIN_DTYPES)} to replace")
+        raise unfit(base, name, shown(old), f"a matrix of {' or '.join(PLAIN_DTYPES)} to replace")
     dtypes = ("F8_E4M3",) if rule.format == "fp8" else PLAIN_DTYPES
-    weight, scale = donor.found.get(name), donor.found.get(f"{module.name}.{SCALE}")
+    weight, scale = donor.found.get(name), donor.found.get(scales)
     if weight is None or weight.info.dtype not in dtypes or weight.info.shape != shape:
-        got = f"{weight.info.dtype} {list(weight.info.shape)}" if weight else "no such tensor"
+        got = shown(weight.info) if weight else MISSING
         raise unfit(donor, name, got, f"{' or '.join(dtypes)} {list(shape)} as in the base")
-    if (scale is None) != (rule.block is None):
-        expected = "the scales of the FP8 weight" if rule.block else "none with a plain weight"
-        raise unfit(donor, f"{module.name}.{SCALE}", "a scale" if scale else "no such tensor", expected)
-    if scale is None or rule.block is None:
-        return {WEIGHT: weight}
+    if rule.block is None:
+        if scale:
+            raise unfit(donor, scales, "a scale", "none with a plain weight")
+        return [weight]
+    if scale is None:
+        raise unfit(donor, scales, MISSING, "the scales of the FP8 weight")
     check_scale(donor, weight.info, scale.info, rule.block)
-    return {WEIGHT: weight, SCALE: scale}
+    return [weight, scale]
 
 
 def check_scale(donor: ReadRepository, weight: TensorInfo, scale: TensorInfo, block: Sequence[int]) -> None:
     """CheckpointError unless `weight` is an FP8 matrix and `scale` has one number for each `block` of it."""
     if weight.dtype != "F8_E4M3" or len(weight.shape) != 2:
-        raise unfit(donor, weight.name, f"{weight.dtype} {list(weight.shape)}", "an F8_E4M3 matrix with its scales")
+        raise unfit(donor, weight.name, shown(weight), "an F8_E4M3 matrix with its scales")
     blocks = [-(-size // step) for size, step in zip(weight.shape, block, strict=True)]
     if scale.dtype not in SCALE_DTYPES or list(scale.shape) != blocks:
         expected = f"{' or '.join(SCALE_DTYPES)} {blocks} for a weight of {list(weight.shape)}, blocks of {list(block)}"
-        raise unfit(donor, scale.name, f"{scale.dtype} {list(scale.shape)}", expected)
+        raise unfit(donor, scale.name, shown(scale), expected)
+
+
+def shown(info: TensorInfo) -> str:
+    return f"{info.dtype} {list(info.shape)}"
 
 
 def unfit(where: ReadRepository, name: str, got: object, expected: object) -> CheckpointError:
@@ -183,10 +186,9 @@ def check_loadable(module: Module, rule: FormatRule) -> None:
     """CheckpointError for what vLLM 0.32 stops at while it loads, and which a plan can find hours earlier."""
     is_head = rule.format == "fp8" and module.name.rpartition(".")[2] == "lm_head"
     if is_head or (rule.format == "plain" and module.form == "int4" and ".experts." in module.name):
-        raise CheckpointError(
-            f"{RULES}: {module.name}: got format {rule.format}, which vLLM 0.32 would not read",
-            next_step="let no such rule fit it, or `keep` it by an earlier one (docs/checkpoints.md, rules)",
-        )
+        cause = f"{RULES}: {module.name}: got format {rule.format}, which vLLM 0.32 would not read"
+        step = "let no such rule fit it, or `keep` it by an earlier one (docs/checkpoints.md, rules)"
+        raise CheckpointError(cause, next_step=step)
 
 
 def packed_shape(base: ReadRepository, module: Module) -> tuple[int, ...]:
@@ -201,15 +203,13 @@ def packed_shape(base: ReadRepository, module: Module) -> tuple[int, ...]:
     if type(bits) is not int or bits not in (2, 4, 8):  # 4.0 would make floats of the shape
         raise unfit(base, f"{CONFIG}, quantization_config.bits for {module.name}", repr(bits), "2, 4 or 8")
     if qweight.dtype != "I32" or len(qweight.shape) != 2:
-        raise unfit(base, qweight.name, f"{qweight.dtype} {list(qweight.shape)}", "an I32 matrix")
-    rows, columns = qweight.shape
-    pack = 32 // bits
+        raise unfit(base, qweight.name, shown(qweight), "an I32 matrix")
+    (rows, columns), pack = qweight.shape, 32 // bits
     awq = "awq" in str(config.get("packing_format", ""))
     shape = (columns * pack, rows) if awq else (columns, rows * pack)
     if scales is None or scales.info.shape[1:] != shape[:1]:
-        got = f"shape {list(scales.info.shape)}" if scales else "no such tensor"
         expected = f"[groups, {shape[0]}] with a qweight of {list(qweight.shape)}"
-        raise unfit(base, f"{module.name}.scales", got, expected)
+        raise unfit(base, f"{module.name}.scales", shown(scales.info) if scales else MISSING, expected)
     return shape
 
 
@@ -223,20 +223,16 @@ def layer_of(module: str) -> str:
     return next((f"{parent}.{group[0]}" for group in FUSED if last in group), "")
 
 
-def check_fused(changed: Mapping[str, str], draft: Draft) -> None:
+def check_fused(changed: dict[str, str], draft: Draft) -> None:
     """changed: module -> its new format. Raises CheckpointError for a layer of vLLM whose parts would differ."""
-    layers: dict[str, str] = {}  # with one module of each
-    for module in changed:
-        layers.setdefault(layer_of(module), module)
-    layers.pop("", None)
+    layers = {layer: module for module in reversed(changed) if (layer := layer_of(module))}  # with one module of each
     for module in sorted({name.rpartition(".")[0] for name in (*draft.base.listed, *draft.base.unlisted)}):
         if first := layers.get(layer_of(module)):
             form, other = changed[first], changed.get(module) or form_in_base(module, draft)
             if other not in (None, form):
-                raise CheckpointError(
-                    f"{RULES}: vLLM loads {first} and {module} as one layer, but they would hold {form} and {other}",
-                    next_step="let one of the rules in pins/models/ fit all parts of the layer",
-                )
+                cause = f"vLLM loads {first} and {module} as one layer, but they would hold {form} and {other}"
+                step = "let one of the rules in pins/models/ fit all parts of the layer"
+                raise CheckpointError(f"{RULES}: {cause}", next_step=step)
 
 
 def form_in_base(module: str, draft: Draft) -> str | None:

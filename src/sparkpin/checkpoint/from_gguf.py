@@ -123,14 +123,15 @@ def tensors_of(config: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...
         "ffn_up": ("mlp.up_proj", (inner, hidden)),
         "ffn_down": ("mlp.down_proj", (hidden, inner)),
     }
-    tensors: dict[str, tuple[str, tuple[int, ...]]] = {
+    return {
         "token_embd.weight": ("model.embed_tokens.weight", (config["vocab_size"], hidden)),
         "output_norm.weight": ("model.norm.weight", (hidden,)),
+        **{
+            f"blk.{number}.{part}.weight": (f"model.layers.{number}.{name}.weight", shape)
+            for number in range(config["num_hidden_layers"])
+            for part, (name, shape) in layer.items()
+        },
     }
-    for number in range(config["num_hidden_layers"]):
-        for part, (name, shape) in layer.items():
-            tensors[f"blk.{number}.{part}.weight"] = f"model.layers.{number}.{name}.weight", shape
-    return tensors
 
 
 def convert(path: Path, folder: Path) -> None:
@@ -160,9 +161,6 @@ def write_tokenizer(folder: Path, metadata: Metadata, *, vocabulary: int, contex
     special = {name: metadata.get(f"tokenizer.ggml.{key}_token_id", int) for name, key in IDS.items()}
     if odd := [name for name, i in special.items() if not 0 <= i < vocabulary]:
         raise metadata.wrong(f"{odd[0]} token", str(special[odd[0]]), f"the number of one of {vocabulary:,} tokens")
-    pairs, known = [merge.split(" ") for merge in merges], set(tokens)  # no token of byte-level BPE holds a space
-    if odd := [pair for pair in pairs if len(pair) != 2 or not known.issuperset((*pair, "".join(pair)))]:
-        raise metadata.wrong("tokenizer.ggml.merges", repr(" ".join(odd[0])), "two tokens that make a third")
     added = [
         {"id": i, "content": token, **FLAGS, "special": kind == CONTROL}
         for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
@@ -179,7 +177,7 @@ def write_tokenizer(folder: Path, metadata: Metadata, *, vocabulary: int, contex
             **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False),
             "type": "BPE",
             "vocab": {token: i for i, token in enumerate(tokens)},
-            "merges": pairs,
+            "merges": [merge.split(" ") for merge in merges],  # no token of byte-level BPE holds a space
         },
     }
     write_json(folder / "tokenizer.json", value)
@@ -236,16 +234,10 @@ def weights_of(tensor: ReaderTensor, metadata: Metadata, heads: int) -> Iterator
     weights = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
     if not np.isfinite(weights).all():
         raise metadata.wrong(tensor.name, "NaN or infinity", "finite numbers")
-    yield bf16(own_order(weights, heads) if heads else weights).tobytes()
-
-
-def own_order(weights: np.ndarray, heads: int) -> np.ndarray:
-    """`[heads * d, n]` -> the same, the rows of each head in transformers' order.
-
-    RoPE turns pairs of rows. llama.cpp has the two of a pair next to each other, transformers in the halves of a head.
-    """
-    rows, columns = weights.shape
-    return weights.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+    if heads:  # RoPE turns pairs of rows: llama.cpp has the two side by side, transformers in the halves of a head
+        rows, columns = weights.shape
+        weights = weights.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+    yield bf16(weights).tobytes()
 
 
 def bf16(weights: np.ndarray) -> np.ndarray:

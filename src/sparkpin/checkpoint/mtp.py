@@ -11,17 +11,9 @@ import fnmatch
 from collections.abc import Container, Mapping
 from typing import Any
 
+from sparkpin.checkpoint import formats
 from sparkpin.checkpoint.draft import Draft
-from sparkpin.checkpoint.formats import (
-    PACKED,
-    SCALE,
-    WEIGHT,
-    Patterns,
-    block_of,
-    check_scale,
-    extra_config_of,
-    fp8_entry,
-)
+from sparkpin.checkpoint.formats import PACKED, SCALE, WEIGHT, Patterns
 from sparkpin.checkpoint.repository import CONFIG, TensorPlace
 from sparkpin.core.errors import CheckpointError
 from sparkpin.pins.schema import MtpStep
@@ -56,9 +48,7 @@ def apply_mtp(draft: Draft, step: MtpStep) -> None:
         cause = f"mtp.file: got {step.file!r}, expected a file of it; its MTP tensors are in {files}"
         raise CheckpointError(f"{base.origin}: {cause}", next_step="correct mtp.file in pins/models/")
     check_layers(draft, {name: place for name, (_, place) in found.items()})
-    for name, (file, _) in found.items():
-        if not draft.is_listed(name):
-            draft.listed[name] = file
+    draft.listed |= {name: file for name, (file, _) in found.items() if not draft.is_listed(name)}
 
 
 def take(draft: Draft, step: MtpStep, patterns: Patterns) -> set[str]:
@@ -71,11 +61,11 @@ def take(draft: Draft, step: MtpStep, patterns: Patterns) -> set[str]:
     for place in taken.values():
         draft.add(step.file, place, listed=True)
     if fp8 := [name.removesuffix(f".{SCALE}") for name in taken if name.endswith(f".{SCALE}")]:
-        block, extra_config = block_of(donor), extra_config_of(draft)
+        block, extra_config = formats.block_of(donor), formats.extra_config_of(draft)
         for module in fp8:
             if weight := taken.get(f"{module}.{WEIGHT}"):  # if it is missing, `check_layers` finds that
-                check_scale(donor, weight.info, taken[f"{module}.{SCALE}"].info, block)
-            extra_config[module] = fp8_entry(block)
+                formats.check_scale(donor, weight.info, taken[f"{module}.{SCALE}"].info, block)
+            extra_config[module] = formats.fp8_entry(block)
     return set(taken)
 
 
@@ -92,16 +82,12 @@ def check_layers(draft: Draft, found: Mapping[str, TensorPlace]) -> None:
     if type(layers) is not int or layers < 1:
         where = f"{draft.base.origin}/{CONFIG}: {LAYERS}"
         raise CheckpointError(f"{where}: got {layers!r}, expected 1 or more", next_step=_PIN)
-    parts: dict[str, set[str]] = {}  # module -> last parts of its tensors' names
-    for name in found:
-        module, _, part = name.rpartition(".")
-        parts.setdefault(module, set()).add(part)
     missing = [name for name in OUTER if name not in found]
-    for module, there in sorted(parts.items()):
-        weight = found.get(f"{module}.{WEIGHT}")
-        pieces = {"qweight", "scales"} if there & set(PACKED) else {WEIGHT} if SCALE in there else set()
-        pieces |= {SCALE} if weight and weight.info.dtype == "F8_E4M3" else set()
-        missing += [f"{module}.{part}" for part in sorted(pieces - there)]
+    for name, place in found.items():
+        module, _, part = name.rpartition(".")
+        pieces = ["qweight", "scales"] if part in PACKED else [WEIGHT] if part == SCALE else []
+        pieces += [SCALE] if part == WEIGHT and place.info.dtype == "F8_E4M3" else []
+        missing += [f"{module}.{piece}" for piece in pieces if f"{module}.{piece}" not in {*found, *missing}]
     for layer in range(layers):
         prefix = f"{PREFIX}layers.{layer}."
         names = {name.removeprefix(prefix) for name in found if name.startswith(prefix)}

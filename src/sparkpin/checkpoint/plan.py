@@ -6,17 +6,16 @@ files to link, shards to write and texts to write. Whatever does not fit is foun
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from sparkpin.checkpoint.content import OWN
 from sparkpin.checkpoint.draft import Draft, Shard, SmallFile
 from sparkpin.checkpoint.formats import Patterns, Rules, apply_formats, modules_of, taken_names
 from sparkpin.checkpoint.mtp import apply_mtp
-from sparkpin.checkpoint.repository import Listing, TensorPlace, header_of, read_repository
+from sparkpin.checkpoint.repository import Listing, ReadRepository, TensorPlace, read_repository
 from sparkpin.checkpoint.steps import rules_of, used_repositories
 from sparkpin.core import terminal
 from sparkpin.pins.schema import DRAFTER, ModelPin
@@ -29,14 +28,6 @@ class Link(NamedTuple):
     path: str
     size: int
     of: str = ""
-
-
-class Placed(NamedTuple):
-    """A tensor of the finished checkpoint: file in it, whether its index lists it, where its bytes come from."""
-
-    file: str
-    listed: bool
-    source: TensorPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +47,6 @@ class CheckpointPlan:
     config: Mapping[str, Any]
     counts: Mapping[str, int]
     origins: tuple[Listing, ...]
-    notes: tuple[str, ...]
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -85,12 +75,12 @@ def make_plan(listings: Mapping[str, Listing], pin: ModelPin, steps: Sequence[st
     layer = Patterns(mtp.tensors if mtp else ())
     base = read_repository(listings[pin.base], lambda name: rules.wants(name) or bool(layer.all(name)))
     modules = modules_of({name: source for name, source in base.found.items() if rules.wants(name)})
-    donors = {}
-    for donor in used:
-        if not pin.is_whole(donor):
-            names = taken_names(modules, rules, donor)
-            given = layer if mtp and mtp.source == donor else Patterns(())
-            donors[donor] = read_repository(listings[donor], partial(is_taken, names, given))
+
+    def read_donor(donor: str) -> ReadRepository:
+        names, gives_mtp = taken_names(modules, rules, donor), bool(mtp and mtp.source == donor)
+        return read_repository(listings[donor], lambda name: name in names or (gives_mtp and bool(layer.all(name))))
+
+    donors = {donor: read_donor(donor) for donor in used if not pin.is_whole(donor)}
     draft = Draft(base, donors, deepcopy(dict(base.config)))  # the step `copy`
     if rules.rules:
         apply_formats(draft, modules, rules)
@@ -99,24 +89,17 @@ def make_plan(listings: Mapping[str, Listing], pin: ModelPin, steps: Sequence[st
     return lay_out(draft, pin, steps, listings[DRAFTER] if DRAFTER in steps else None)
 
 
-def is_taken(names: Set[str], given: Patterns, name: str) -> bool:
-    return name in names or bool(given.all(name))
-
-
 def lay_out(draft: Draft, pin: ModelPin, steps: Sequence[str], drafter: Listing | None) -> CheckpointPlan:
     """Turn a finished draft into files. drafter: all of it is linked, in a folder."""
-    base, notes = draft.base.listing, []
+    base, texts = draft.base.listing, draft.texts()
     shards = tuple(draft.shard(file) for file in sorted({*draft.added, *draft.dropped}))
-    texts = draft.texts()
-    if left_out := [file for file in OWN if file in base.files]:
-        notes.append(f"left out: {', '.join(left_out)} of the base; a checkpoint has its own")
     new = {*OWN, *(shard.path for shard in shards), *(text.path for text in texts)}
     links = [Link(file, size) for file, size in base.files.items() if file not in new]
-    origins = [base, *(donor.listing for donor in draft.donors.values()), *([drafter] if drafter else [])]
+    origins = [base, *(donor.listing for donor in draft.donors.values())]
     if drafter:
+        origins.append(drafter)
         links = [link for link in links if not link.path.startswith(f"{DRAFTER}/")]
         links += [Link(f"{DRAFTER}/{file}", size, DRAFTER) for file, size in drafter.files.items()]
-        notes.append(f"the drafter, {terminal.size(drafter.size)} of {drafter.origin}, lies in {DRAFTER}/")
     return CheckpointPlan(
         model=pin.name,
         steps=tuple(steps),
@@ -128,7 +111,6 @@ def lay_out(draft: Draft, pin: ModelPin, steps: Sequence[str], drafter: Listing 
         config=draft.config,
         counts=draft.counts(),
         origins=tuple(origins),
-        notes=tuple(notes),
     )
 
 
@@ -141,14 +123,11 @@ def donor_tensors(plan: CheckpointPlan) -> dict[str, list[TensorPlace]]:
     return {name: sorted(sources, key=lambda s: (s.file, s.info.begin)) for name, sources in found.items()}
 
 
-def final_tensors(plan: CheckpointPlan, listings: Mapping[str, Listing]) -> Iterator[Placed]:
+def final_tensors(plan: CheckpointPlan, listings: Mapping[str, Listing]) -> Iterator[TensorPlace]:
     """Every tensor of the finished checkpoint, file by file in the order of the data."""
-    base = listings[plan.base]
-    shards = {shard.path: shard for shard in plan.shards}
+    base, shards = listings[plan.base], {shard.path: shard for shard in plan.shards}
     for file in sorted({*base.headers, *shards}):
-        header = header_of(base, file) if file in base.headers else None
-        for source in shards.get(file, Shard(file)).in_order(header, plan.base):
-            yield Placed(file, source.info.name not in plan.unlisted, source)
+        yield from shards.get(file, Shard(file)).in_order(base)
 
 
 def summary(plan: CheckpointPlan) -> list[str]:
@@ -162,8 +141,7 @@ def summary(plan: CheckpointPlan) -> list[str]:
         f"{len(plan.links)} linked ({terminal.size(plan.linked_bytes)})",
     ]
     for origin, sources in zip(plan.origins[1:], donor_tensors(plan).values(), strict=True):
-        if origin.name != DRAFTER:  # a note has its size
-            size = terminal.size(sum(source.info.nbytes for source in sources))
-            what = f"{len(sources):,} tensors of {size}, out of {terminal.size(origin.size)}"
-            lines.append(f"of {origin.name} ({origin.origin}): {what}")
-    return [*lines, *plan.notes]
+        size = terminal.size(sum(source.info.nbytes for source in sources))
+        part = "all" if origin.name == DRAFTER else f"{len(sources):,} tensors of {size}, out"
+        lines.append(f"of {origin.name} ({origin.origin}): {part} of {terminal.size(origin.size)}")
+    return lines

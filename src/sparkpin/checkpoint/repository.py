@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sparkpin.checkpoint.safetensors import Header, TensorInfo, parse_header, read_header_bytes
+from sparkpin.checkpoint.safetensors import Header, TensorInfo, parse_header
 from sparkpin.core.errors import CheckpointError, IntegrityError
 from sparkpin.core.files import CHUNK
 
@@ -83,8 +83,9 @@ class ByteRange(NamedTuple):
             file.seek(self.begin)
             while left:
                 if not (size := file.readinto(buffer[:left])):
-                    cause = f"{self.path}: ends at byte {self.end - left}, expected {self.end}"
-                    raise IntegrityError(cause, next_step="invoke build --fetch-only")
+                    raise IntegrityError(
+                        f"{self.path}: ends at byte {self.end - left}, not {self.end}", next_step=FETCH
+                    )
                 yield buffer[:size]
                 left -= size
 
@@ -134,14 +135,6 @@ class ReadRepository:
         return self.listed.get(tensor) or self.unlisted.get(tensor)
 
 
-def listing_of(name: str, folder: Path) -> Listing:
-    """A repository whose files are all here."""
-    files = {p.relative_to(folder).as_posix(): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
-    headers = FileBytes({file: folder / file for file in files if is_shard(file)}, read_header_bytes)
-    texts = FileBytes({file: folder / file for file in (INDEX, CONFIG) if file in files})
-    return Listing(name, str(folder), files, headers, texts)
-
-
 def is_shard(file: str) -> bool:
     """Loaders look for safetensors files in the top folder only."""
     return "/" not in file and file.endswith(".safetensors")
@@ -189,9 +182,9 @@ def read_repository(listing: Listing, wanted: Callable[[str], bool] = lambda nam
 def read_index(listing: Listing) -> dict[str, Any]:
     """Its weight_map is a mapping of strings, and so is its metadata, if there is any, of whatever."""
     index = read_json(listing, INDEX)
-    for key in ("weight_map", "metadata"):
-        if not isinstance(index.get(key) or {}, dict) or (key == "weight_map" and key not in index):
-            raise listing.error(f"/{INDEX}", f"{key}: got {index.get(key)!r:.80}, expected a mapping")
+    for key, value in {"weight_map": index.get("weight_map"), "metadata": index.get("metadata") or {}}.items():
+        if not isinstance(value, dict):
+            raise listing.error(f"/{INDEX}", f"{key}: got {value!r:.80}, expected a mapping")
     for name, file in index["weight_map"].items():
         if not isinstance(file, str):
             raise listing.error(f"/{INDEX}", f"weight_map[{name!r}]: got {file!r}, expected the name of a file")

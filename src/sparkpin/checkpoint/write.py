@@ -14,12 +14,12 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from sparkpin.checkpoint.content import IMPORTED, OWN, RECORD, Hashes, bad
+from sparkpin.checkpoint.content import OWN, RECORD, Hashes, bad
 from sparkpin.checkpoint.draft import Shard
 from sparkpin.checkpoint.plan import CheckpointPlan, donor_tensors
 from sparkpin.checkpoint.repository import ByteRange, Places
@@ -78,8 +78,7 @@ def write_checkpoint(
     needed = disk_needed(folder, places.folders[plan.base], plan)
     files.require_space(folder.parent, needed, "the checkpoint's files", "SPARKPIN_HOME")
     if folder.exists():
-        why = "came from another machine" if (folder / IMPORTED).exists() else "is damaged or incomplete"
-        say(f"checkpoint {folder.name} {why}: building it again")
+        say(f"checkpoint {folder.name} came from another machine, or is damaged: building it again")
         set_aside(folder)
     with files.disk_errors(folder.parent):
         partial.mkdir(parents=True, exist_ok=True)
@@ -107,8 +106,9 @@ def write_checkpoint(
 
 
 def write_shards(partial: Path, plan: CheckpointPlan, places: Places, hashes: Hashes) -> dict[str, str]:
-    """Let a folder hold the shards of the plan, several at once; gives their SHA-256. What a killed run finished is
-    hashed, and written again if it differs; everything else there is removed."""
+    """Let a folder hold the shards of the plan, several at once; gives their SHA-256, with which they are in the table
+    of hashes. What a killed run finished is hashed, and written again if it differs; everything else there is removed.
+    """
     sizes, stop = {shard.path: shard.size for shard in plan.shards}, threading.Event()
     for path in partial.rglob("*"):
         name = path.relative_to(partial).as_posix()
@@ -126,7 +126,13 @@ def write_shards(partial: Path, plan: CheckpointPlan, places: Places, hashes: Ha
         if stop.is_set():
             raise GatheringStopped
         say(f"writing {shard.path} ({number} of {len(plan.shards)}, {shard.size / 1e6:,.1f} MB)")
-        return write_shard(path, shard, places, hashes, stop)
+        unfinished = path.with_name(path.name + UNFINISHED)
+        sha256 = gather(unfinished, shard.header, (places.of(*span) for span in shard.spans), stop)
+        unfinished.replace(path)
+        files.sync_folder(partial)
+        hashes.note(path, sha256)
+        hashes.save()
+        return sha256
 
     with ThreadPoolExecutor(THREADS, "shard") as pool:
         futures = [pool.submit(write, number, shard) for number, shard in enumerate(plan.shards, 1)]
@@ -135,17 +141,6 @@ def write_shards(partial: Path, plan: CheckpointPlan, places: Places, hashes: Ha
         except BaseException:
             stop.set()
             raise
-
-
-def write_shard(path: Path, shard: Shard, places: Places, hashes: Hashes, stop: threading.Event) -> str:
-    """SHA-256 (hex) of a shard that is on disk under its name, and in the table of hashes."""
-    unfinished = path.with_name(path.name + UNFINISHED)
-    sha256 = gather(unfinished, shard.header, (places.of(*span) for span in shard.spans), stop)
-    unfinished.replace(path)
-    files.sync_folder(path.parent)
-    hashes.note(path, sha256)
-    hashes.save()
-    return sha256
 
 
 def gather(path: Path, first: bytes, ranges: Iterable[ByteRange], stop: threading.Event) -> str:
@@ -157,7 +152,7 @@ def gather(path: Path, first: bytes, ranges: Iterable[ByteRange], stop: threadin
     digest, written, clean = hashlib.sha256(first), len(first), 0
     with path.open("wb") as target:
         target.write(first)
-        for chunk in (chunk for one in ranges for chunk in one.chunks()):
+        for chunk in chunks_of(ranges):
             if stop.is_set():
                 raise GatheringStopped
             digest.update(chunk)
@@ -171,6 +166,11 @@ def gather(path: Path, first: bytes, ranges: Iterable[ByteRange], stop: threadin
         os.fsync(target.fileno())
         os.posix_fadvise(target.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return digest.hexdigest()
+
+
+def chunks_of(ranges: Iterable[ByteRange]) -> Iterator[memoryview]:
+    for one in ranges:
+        yield from one.chunks()
 
 
 def check_sources(lock: ModelLock, places: Places, hashes: Hashes) -> None:
@@ -208,10 +208,9 @@ def record(pin: ModelPin, lock: ModelLock, plan: CheckpointPlan, written: Mappin
     published = {file.file: file.sha256 for file in lock.repositories[pin.base].files}
     dumped = pin.model_dump(mode="json", include={"hybrid": {"rules"}, "mtp": {"file", "tensors", "source"}})
     dumped |= {MTP_FP8: pin.mtp.model_dump(mode="json", include={"rules"})} if pin.mtp else {}
-    sources: dict[str, dict[str, Any]] = {
-        name: {"repo": lock.repositories[name].repo, "revision": lock.repositories[name].revision}
-        for name in used_repositories(pin, plan.steps)
-    }
+    sources = dict[str, dict[str, Any]]()
+    for name in used_repositories(pin, plan.steps):
+        sources[name] = lock.repositories[name].model_dump(include={"repo", "revision"})
     sources[pin.base]["files"] = {file: published[file] for file in written if file in published}
     for name, tensors in donor_tensors(plan).items():
         if not pin.is_whole(name):
@@ -279,18 +278,15 @@ def verify_checkpoint(folder: Path, places: Places, plan: CheckpointPlan) -> dic
         path, source = folder / link.path, places.linked(link.path, link.of or plan.base)
         if not path.samefile(source) and files.sha256_file(path) != files.sha256_file(source):
             raise bad(path, f"its bytes are not those of {source}")
-    return {shard.path: verify_shard(folder / shard.path, shard, places) for shard in plan.shards}
-
-
-def verify_shard(path: Path, shard: Shard, places: Places) -> str:
-    """SHA-256 (hex) of a shard that is what it should be."""
-    digest = hashlib.sha256(shard.header)
-    for span in shard.spans:
-        for chunk in places.of(*span).chunks():
+    found = {}
+    for shard in plan.shards:
+        digest = hashlib.sha256(shard.header)
+        for chunk in chunks_of(places.of(*span) for span in shard.spans):
             digest.update(chunk)
-    if (sha256 := digest.hexdigest()) != files.sha256_file(path)[0]:
-        raise bad(path, "its bytes are not those of the tensors that the plan has for it")
-    return sha256
+        found[shard.path] = digest.hexdigest()
+        if found[shard.path] != files.sha256_file(folder / shard.path)[0]:
+            raise bad(folder / shard.path, "its bytes are not those of the tensors that the plan has for it")
+    return found
 
 
 def check_files(folder: Path, plan: CheckpointPlan) -> None:

@@ -70,9 +70,8 @@ def build(
 
     invoke build --stage v2-tq
     """
-    require_one(
-        {"--render": render, "--fetch-only": fetch_only, "--checkpoint-only": checkpoint_only, "--offline": offline}
-    )
+    parts = {"--render": render, "--fetch-only": fetch_only, "--checkpoint-only": checkpoint_only}
+    require_one(parts | {"--offline": offline})
     require_one({"--dry-run": dry_run, "--verify": verify})
     require_one({"--model": bool(model), "--recipe": bool(recipe), "--stack": bool(stack and model)})
     if (model or dry_run or verify) and not checkpoint_only:

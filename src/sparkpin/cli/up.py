@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
-from sparkpin.build.checkpoint import ModelNeeds, how_long, needs_of
+from sparkpin.build.checkpoint import ModelNeeds, needs_of
 from sparkpin.build.consistent import is_brought, require_consistent
 from sparkpin.build.make import at_work
 from sparkpin.checkpoint.steps import used_repositories
@@ -117,7 +117,7 @@ def model_download(plan: BuildPlan, *, dry_run: bool) -> ModelNeeds | None:
     if not needs.fetch:
         return None
     repositories = " and ".join(needs.repositories)
-    show(f"Download: {size(needs.fetch)} of {repositories}; {how_long(needs.fetch)} (rates are assumed).")
+    show(f"Download: {size(needs.fetch)} of {repositories}.")
     images = preflight.needs_for(last.stack) if "to be built" in plan.states else None
     for row in needs.disk(plan.paths, images):
         show(f"Disk, with checkpoints{' and images' if images else ''}: {row.text}.")

@@ -28,8 +28,8 @@ from sparkpin.distribute.signing import Keys
 from sparkpin.distribute.verify import Claimed, pins_of
 from sparkpin.image import oci
 from sparkpin.image.archive import Slice
-from sparkpin.image.layer_tar import DEVICES, HARDLINK, SYMLINK, CanonicalLayer, Member, read_layer
-from sparkpin.image.listing import ENTRIES, Contents, contents_of, parents_of
+from sparkpin.image.layer_tar import DEVICES, HARDLINK, SYMLINK, CanonicalLayer, Member, parents, read_layer
+from sparkpin.image.listing import ENTRIES, Contents, contents_of
 from sparkpin.image.seal import image_config
 from sparkpin.pins import manifests
 from sparkpin.pins.values import require_values
@@ -193,7 +193,7 @@ def require_names(names: Collection[str], what: str) -> None:
     found = set(names)
     if len(found) != len(names):
         raise Refused(f"{what} names a file twice")
-    if both := found & parents_of(names):
+    if both := found & parents(names):
         raise Refused(f"{what}: {min(both)} is a file and a folder")
 
 

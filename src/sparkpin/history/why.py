@@ -15,7 +15,8 @@ from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import printable
 from sparkpin.history.diff_text import columns, tame
-from sparkpin.image.listing import PathEntry, image_contents, parents_of, read_contents
+from sparkpin.image.layer_tar import parents
+from sparkpin.image.listing import PathEntry, image_contents, read_contents
 from sparkpin.releases.record import Release, Releases
 
 HOPS = 40  # links that a kernel follows
@@ -68,7 +69,7 @@ def find_origin(paths: Paths, tag: str, path: str) -> PathOrigin:
         number, entry = visible[end]
         package = package_of(release, records, entry, layers[number])
         return PathOrigin(release.tag, path, links, end, entry, layers[number], package)
-    if end and end not in parents_of(visible):
+    if end and end not in parents(visible):
         near = names.nearest(end, near_to(visible, end), most=NEAR)
         step = f"did you mean: {', '.join('/' + printable(name) for name in near)}" if near else f"invoke why {tag} /"
         raise InputError(f"{release.tag} has no /{printable(end)}", next_step=step)
@@ -99,7 +100,7 @@ def follow(visible: Mapping[str, tuple[int, PathEntry]], path: str) -> tuple[tup
         is_link = link == rest
         links.append(link)
         rest = clean(posixpath.join(target, rest[len(link) :].strip("/")))
-    if is_link and rest and rest not in visible and rest not in parents_of(visible):
+    if is_link and rest and rest not in visible and rest not in parents(visible):
         return tuple(links[:-1]), links[-1]
     return tuple(links), rest
 

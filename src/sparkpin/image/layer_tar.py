@@ -14,7 +14,7 @@ import posixpath
 import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import BinaryIO, NamedTuple, Self
+from typing import AnyStr, BinaryIO, NamedTuple, Self
 
 from sparkpin.core.errors import BuildError
 from sparkpin.core.files import EPOCH
@@ -33,12 +33,10 @@ CAPABILITY = "SCHILY.xattr.security.capability"  # engines disagree on every oth
 
 # What a build step leaves behind without meaning to: mount points, name files of the build container, caches.
 # The root file system has these folders, and no layer above it has a say in them.
-EPHEMERAL_FILES = frozenset(
-    {".dockerenv", "etc/hostname", "etc/hosts", "etc/resolv.conf", "etc/mtab", "var/cache/ldconfig/aux-cache"}
-)
-EPHEMERAL_FOLDERS = ("tmp", "var/tmp", "run", "proc", "sys", "dev", "root/.cache")
-EPHEMERAL_NAMES = frozenset(name.encode() for name in (*EPHEMERAL_FILES, *EPHEMERAL_FOLDERS))
-EPHEMERAL_PREFIXES = tuple(f"{name}/".encode() for name in EPHEMERAL_FOLDERS)
+FOLDERS = (b"tmp", b"var/tmp", b"run", b"proc", b"sys", b"dev", b"root/.cache")
+OF_ENGINES = (b".dockerenv", b"etc/hostname", b"etc/hosts", b"etc/resolv.conf", b"etc/mtab")
+EPHEMERAL = frozenset({*FOLDERS, *OF_ENGINES, b"var/cache/ldconfig/aux-cache"})
+EPHEMERAL_PREFIXES = tuple(name + b"/" for name in FOLDERS)
 
 
 class Member(NamedTuple):
@@ -172,18 +170,11 @@ def member_of(info: tarfile.TarInfo) -> Member:
         raise damaged(f"member {path!r} has holes (is sparse), or a size of {info.size}")
     if path.rpartition(b"/")[2].startswith(b".wh."):
         return Member(path, REGULAR, 0, 0, 0)  # a deletion mark: engines differ in its mode
-    return Member(
-        path,
-        kind,
-        0o777 if kind == SYMLINK else info.mode & 0o7777,
-        info.uid,
-        info.gid,
-        info.size if kind == REGULAR else 0,
-        clean(link) if kind == HARDLINK else link if kind == SYMLINK else b"",
-        (info.devmajor, info.devminor) if kind in DEVICES else (0, 0),
-        info.pax_headers.get(CAPABILITY, "").encode(*TEXT),
-        info.offset_data,
-    )
+    mode, size = 0o777 if kind == SYMLINK else info.mode & 0o7777, info.size if kind == REGULAR else 0
+    target = clean(link) if kind == HARDLINK else link if kind == SYMLINK else b""
+    device = (info.devmajor, info.devminor) if kind in DEVICES else (0, 0)
+    capability = info.pax_headers.get(CAPABILITY, "").encode(*TEXT)
+    return Member(path, kind, mode, info.uid, info.gid, size, target, device, capability, info.offset_data)
 
 
 def clean(name: bytes) -> bytes:
@@ -211,20 +202,17 @@ def link_first(found: dict[bytes, Member], *, everything: bool = False) -> dict[
         if member.kind == HARDLINK and (target := carrier(member)).kind != HARDLINK:
             names.setdefault(target.path, [target]).append(member)
     for path, group in names.items():
-        first, *others = (
-            sorted((m for m in group if everything or not is_ephemeral(m.path)), key=lambda m: m.order) or group
-        )
+        lasting = [member for member in group if everything or not is_ephemeral(member.path)] or group
+        first, *others = sorted(lasting, key=lambda member: member.order)
         data = found[path]
         found[first.path] = data._replace(path=first.path)
-        for other in others:
-            found[other.path] = data._replace(
-                path=other.path, kind=HARDLINK, size=0, link=first.path, capability=b"", device=(0, 0)
-            )
+        link = data._replace(kind=HARDLINK, size=0, link=first.path, capability=b"", device=(0, 0))
+        found |= {other.path: link._replace(path=other.path) for other in others}
     return found
 
 
 def is_ephemeral(path: bytes) -> bool:
-    return path in EPHEMERAL_NAMES or path.startswith(EPHEMERAL_PREFIXES)
+    return path in EPHEMERAL or path.startswith(EPHEMERAL_PREFIXES)
 
 
 def keep_lasting(found: dict[bytes, Member]) -> dict[bytes, Member]:
@@ -235,10 +223,11 @@ def keep_lasting(found: dict[bytes, Member]) -> dict[bytes, Member]:
     return lasting
 
 
-def parents(paths: Iterable[bytes]) -> set[bytes]:
-    found: set[bytes] = set()
+def parents(paths: Iterable[AnyStr]) -> set[AnyStr]:
+    """All folders over these paths, the root ("") among them."""
+    found: set[AnyStr] = set()
     for path in paths:
-        while (path := path.rpartition(b"/")[0]) and path not in found:
+        while path and (path := posixpath.dirname(path)) not in found:
             found.add(path)
     return found
 

@@ -15,16 +15,14 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import takewhile
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from packaging.utils import canonicalize_name
 
 from sparkpin.core.errors import IntegrityError
 from sparkpin.core.files import atomic_file
-from sparkpin.image.layer_tar import CanonicalLayer, Member
+from sparkpin.image.layer_tar import DIRECTORY, HARDLINK, SYMLINK, CanonicalLayer, Member, parents
 
 FORMAT = 1
 # A listing in a bundle is a stranger's. That of a layer with 30,000 files has 6 million bytes.
@@ -84,19 +82,14 @@ def contents_of(layer: CanonicalLayer) -> Contents:
 
     def entry(member: Member) -> PathEntry:
         path = text(member.path)
-        folder, _, name = path.rpartition("/")
+        folder, name = posixpath.split(path)
+        if name == OPAQUE:
+            return PathEntry(folder, "opaque", 0, 0, 0, 0)
         if name.startswith(MARK):
-            mark = name == OPAQUE
-            return PathEntry(
-                folder if mark else f"{folder}/{name[4:]}".lstrip("/"), "opaque" if mark else "whiteout", 0, 0, 0, 0
-            )
-        data = member.link if member.kind == b"1" else member.path
-        numbers = member.mode, member.uid, member.gid, member.size
-        link, capability = text(member.link), member.capability.hex()
-        sha256 = layer.sums.get(data, "")
-        return PathEntry(
-            path, KINDS[member.kind], *numbers, sha256, link, member.device, capability, owner.get(path, "")
-        )
+            return PathEntry(posixpath.join(folder, name.removeprefix(MARK)), "whiteout", 0, 0, 0, 0)
+        sha256 = layer.sums.get(member.link if member.kind == HARDLINK else member.path, "")
+        more = sha256, text(member.link), member.device, member.capability.hex(), owner.get(path, "")
+        return PathEntry(path, KINDS[member.kind], member.mode, member.uid, member.gid, member.size, *more)
 
     return tuple(entry(member) for member in layer.members)
 
@@ -110,8 +103,8 @@ def owners(layer: CanonicalLayer) -> dict[str, str]:
 
     A list that is larger than any real one, or cannot be read, names none.
     """
-    names = {text(member.path): member for member in layer.members if member.kind != b"5"}
-    merged = {path: text(member.link) for path, member in names.items() if member.kind == b"2" and "/" not in path}
+    names = {text(member.path): member for member in layer.members if member.kind != DIRECTORY}
+    merged = {path: text(one.link) for path, one in names.items() if one.kind == SYMLINK and "/" not in path}
     found: dict[str, str] = {}
     for path, member in names.items():
         listed: Iterable[str] = ()
@@ -149,47 +142,25 @@ def recorded(record: str) -> list[str]:
         return []
 
 
-def above(path: str) -> Iterator[str]:
-    """The folders over a path, the nearest first, the root ("") last."""
-    while path:
-        path = path.rpartition("/")[0]
-        yield path
-
-
-Merged = Mapping[str, tuple[int, PathEntry]]
-
-
-def image_contents(
-    layers: Sequence[Contents], below: Merged = MappingProxyType({})
-) -> dict[str, tuple[int, PathEntry]]:
-    """Path -> (number of its layer, entry) as a container sees it, sorted by path. layers: lowest first; below: what an
-    earlier call gave for those under them.
+def image_contents(layers: Iterable[Contents]) -> dict[str, tuple[int, PathEntry]]:
+    """Path -> (number of its layer, entry) as a container sees it, sorted by path. layers: lowest first.
 
     Deletion marks work on the layers below theirs; what is not a folder hides a folder of its name with all below.
     """
-    seen = dict(below)
-    folders = parents_of(seen)  # of the layers below; more than there still are does no harm
+    seen, folders = dict[str, tuple[int, PathEntry]](), set[str]()
     for number, layer in enumerate(layers):
         own = {entry.path: (number, entry) for entry in layer if entry.kind not in MARKS}
         gone = {entry.path for entry in layer if entry.kind == "whiteout"}
         # A folder need not be named for what is in it to be there: it is one all the same.
-        parents = parents_of(own)
-        gone |= {folder for folder in parents if folder in seen and seen[folder][1].kind != "dir"}
+        implied = parents(own)
+        gone |= {folder for folder in implied if folder in seen and seen[folder][1].kind != "dir"}
         bare = {path for path, (_, entry) in own.items() if entry.kind != "dir" and path in folders}
         bare |= gone | {entry.path for entry in layer if entry.kind == "opaque"}
         if bare:
-            seen = {path: value for path, value in seen.items() if path not in gone and bare.isdisjoint(above(path))}
+            seen = {path: row for path, row in seen.items() if path not in gone and bare.isdisjoint(parents([path]))}
         seen |= own
-        folders |= parents
+        folders |= implied  # more than there still are do no harm
     return dict(sorted(seen.items()))
-
-
-def parents_of(paths: Iterable[str]) -> set[str]:
-    found: set[str] = set()
-    for path in paths:
-        while path and (path := path.rpartition("/")[0]) not in found:
-            found.add(path)
-    return found
 
 
 def write_contents(path: Path, contents: Contents) -> None:
@@ -288,18 +259,17 @@ def compare_images(before: Sequence[Contents], after: Sequence[Contents]) -> Con
 
     Which package a path belongs to is no difference.
     """
-    common = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], zip(before, after, strict=False)))
-    below = image_contents(before[:common])  # mostly all but one layer: merged once
-    old, new = (image_contents(side[common:], below) for side in (before, after))
-    both = ((old[path][1], new[path][1]) for path in old if path in new and old[path] is not new[path])
+    old, new = ({path: entry for path, (_, entry) in image_contents(side).items()} for side in (before, after))
     return ContentsDifference(
-        added=tuple(entry for path, (_, entry) in new.items() if path not in old),
-        removed=tuple(entry for path, (_, entry) in old.items() if path not in new),
-        changed=tuple(change for one, other in both for change in changes(one, other)),
+        added=tuple(entry for path, entry in new.items() if path not in old),
+        removed=tuple(entry for path, entry in old.items() if path not in new),
+        changed=tuple(change for path in old if path in new for change in changes(old[path], new[path])),
     )
 
 
 def changes(old: PathEntry, new: PathEntry) -> Iterator[FieldChange]:
+    if old is new:  # of a layer that both images have
+        return
     if old.kind != new.kind:
         yield FieldChange(old.path, "kind", old.kind, new.kind)
         if {old.kind, new.kind} != SAME_DATA:

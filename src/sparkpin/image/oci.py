@@ -76,25 +76,16 @@ def index_of(rows: Sequence[dict[str, Any]]) -> bytes:
 
 def manifest(config: bytes, layers: Sequence[OciLayer]) -> bytes:
     """OCI image specification, "Image Manifest"."""
-    return text(
-        {
-            "schemaVersion": 2,
-            "mediaType": MANIFEST_TYPE,
-            "config": described(CONFIG_TYPE, config),
-            "layers": [{"mediaType": layer.media_type, "digest": layer.digest, "size": layer.size} for layer in layers],
-        }
-    )
+    rows = [{"mediaType": layer.media_type, "digest": layer.digest, "size": layer.size} for layer in layers]
+    head = {"schemaVersion": 2, "mediaType": MANIFEST_TYPE}
+    return text({**head, "config": described(CONFIG_TYPE, config), "layers": rows})
 
 
 def layout(config: bytes, layers: Sequence[OciLayer], tag: str) -> dict[str, bytes]:
     """Path -> content of a layout's files, all but the layers. manifest.json is for `docker load`, which needs it."""
-    image = manifest(config, layers)
-    platform = json.loads(config)
-    row = {
-        **described(MANIFEST_TYPE, image),
-        "platform": {"architecture": platform["architecture"], "os": platform["os"]},
-        "annotations": {REF_NAME: tag},
-    }
+    image, about = manifest(config, layers), json.loads(config)
+    platform = {"architecture": about["architecture"], "os": about["os"]}
+    row = {**described(MANIFEST_TYPE, image), "platform": platform, "annotations": {REF_NAME: tag}}
     names = [blob(layer.digest) for layer in layers]
     return {
         LAYOUT: LAYOUT_TEXT,

@@ -42,8 +42,7 @@ def checkpoint(project: Path, work: Path) -> Path:
     pinned["hybrid"]["rules"][0]["modules"] = MODULES
     path.write_text(yaml.safe_dump(pinned))
     paths = Paths(project, work / "cache", work / "home")
-    lock = lock_model(paths, "scripted-tiny")
-    pin = manifests.load_model(project, "scripted-tiny")
+    lock, pin = lock_model(paths, "scripted-tiny"), manifests.load_model(project, "scripted-tiny")
     return build_checkpoint(paths, pin, lock, all_steps(pin))
 
 

@@ -35,17 +35,9 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("triton")
     folder.chmod(0o755)  # the image's user reads it
     install = ["pip", "install", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
-    target = [
-        "--compile-bytecode",
-        "--python-version",
-        "3.11",
-        "--python-platform",
-        "x86_64-manylinux_2_28",
-        "--target",
-        str(folder),
-    ]
+    python = ["--compile-bytecode", "--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28"]
     uv = Path(sys.executable).with_name("uv")
-    subprocess.run([uv, *install, *target, "-r", TRITON], check=True, timeout=1800)
+    subprocess.run([uv, *install, *python, "--target", str(folder), "-r", TRITON], check=True, timeout=1800)
     return folder
 
 

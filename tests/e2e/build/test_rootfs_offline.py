@@ -95,24 +95,9 @@ def test_debian_13_as_host(paths: Paths, published: str, newer_root: Path, tmp_p
     """A container of it with the engine's socket: its own Python and Docker CLI, no mmdebstrap, no apt that is used."""
     engine, ref = Engine.connect(), "sparkpin/test-debian-13-host:latest"
     packages = tmp_path / "packages"
-    argv = [
-        sys.executable,
-        "-m",
-        "sparkpin.fetch.pip_settings",
-        uv.find_uv_bin(),
-        "pip",
-        "install",
-        "--quiet",
-        "--require-hashes",
-    ]
-    argv += [
-        "--python-version",
-        "3.13",
-        "--target",
-        str(packages),
-        "--requirements",
-        str(PROJECT / "requirements.lock"),
-    ]
+    argv = [sys.executable, "-m", "sparkpin.fetch.pip_settings", uv.find_uv_bin(), "pip", "install", "--quiet"]
+    argv += ["--require-hashes", "--python-version", "3.13", "--target", str(packages)]
+    argv += ["--requirements", str(PROJECT / "requirements.lock")]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"no packages for its Python: {done.stderr[-300:]}")

@@ -25,6 +25,7 @@ from checkpoint_samples import (
     base_shards,
     fp8_config,
     fp8_shards,
+    listing_of,
     lock_of,
     read_tensors,
     tree,
@@ -35,7 +36,7 @@ from hub import Fault, Request
 from remote_files import NOWHERE
 from remote_files import pauses as pauses
 
-from sparkpin.checkpoint.repository import Places, header_of, listing_of
+from sparkpin.checkpoint.repository import Places, header_of
 from sparkpin.core.errors import DiskError, IntegrityError, ManifestError, NetworkError
 from sparkpin.core.files import PARTIAL, sha256_file
 from sparkpin.core.paths import Paths

@@ -24,20 +24,11 @@ if SOURCES and PYTHON:  # not a skip: CI has neither
 
     @pytest.mark.parametrize("release", ["0.32.0", "0.33.0"])
     def test_mods_on_the_code_of(release: str, tmp_path: Path) -> None:
-        packages = [
-            f"{SOURCES}/vllm-{release}",
-            *(str(path.parent.parent) for path in MODS.glob("*/sparkpin_*/touches.py")),
-        ]
+        mods = [str(path.parent.parent) for path in MODS.glob("*/sparkpin_*/touches.py")]
+        packages = [f"{SOURCES}/vllm-{release}", *mods]
+        tests = [str(MODS / test) for test in TESTS]
         result = subprocess.run(
-            [
-                str(PYTHON),
-                "-m",
-                "pytest",
-                "-q",
-                "-p",
-                "no:cacheprovider",
-                *(str(MODS / test) for test in TESTS),
-            ],
+            [str(PYTHON), "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(packages), "PYTHONDONTWRITEBYTECODE": "1"},
             cwd=tmp_path,
             capture_output=True,

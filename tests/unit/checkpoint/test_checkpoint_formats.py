@@ -8,21 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import checkpoint_samples as samples
 import pytest
 import safetensors
-from checkpoint_samples import (
-    ALL,
-    BODY,
-    EXTRA,
-    HYBRID,
-    RULE,
-    Sample,
-    base_config,
-    data_of,
-    lock_of,
-    read_header,
-    read_tensors,
-)
+from checkpoint_samples import ALL, BODY, EXTRA, HYBRID, RULE, Sample, read_tensors
 
 from sparkpin.checkpoint.formats import Patterns
 from sparkpin.checkpoint.safetensors import item_size
@@ -74,9 +63,9 @@ def test_fp8_over_int4(pair: Pair) -> None:
     for module, file in zip(ATTENTION, (FIRST, SECOND), strict=True):
         for part, spec in (("weight", ("F8_E4M3", (8, 8))), ("weight_scale_inv", ("BF16", (2, 2)))):
             name = f"{module}.{part}"
-            assert after.pop(name) == (file, *spec, data_of("fp8", name, spec))
+            assert after.pop(name) == (file, *spec, samples.data_of("fp8", name, spec))
     assert after == {name: tensor for name, tensor in before.items() if name not in gone}
-    assert extra_config(made) == base_config()["quantization_config"]["extra_config"] | dict.fromkeys(
+    assert extra_config(made) == samples.base_config()["quantization_config"]["extra_config"] | dict.fromkeys(
         ATTENTION, FP8_ENTRY
     )
     weight_map = json.loads((made / "model.safetensors.index.json").read_text())["weight_map"]
@@ -87,7 +76,8 @@ def test_plain_over_int4(pair: Pair) -> None:
     made = pair.with_rules(PLAIN_ATTENTION).build(HYBRID)
     after = read_tensors(made)
     for module in ATTENTION:
-        assert after[f"{module}.weight"][1:] == ("BF16", (8, 8), data_of("bf16", f"{module}.weight", ("BF16", (8, 8))))
+        spec = ("BF16", (8, 8))
+        assert after[f"{module}.weight"][1:] == (*spec, samples.data_of("bf16", f"{module}.weight", spec))
         assert not {f"{module}.qweight", f"{module}.scales", f"{module}.weight_scale_inv"} & set(after)
         assert extra_config(made)[module] == PLAIN_ENTRY
 
@@ -129,9 +119,9 @@ def test_a_stage_without_the_step_takes_nothing_of_it(pair: Pair) -> None:
     names = [every.replace("*", f"{part}_proj") for part in ("down", "gate", "up")]
     for name in names:
         pair.fp8[FIRST] |= {f"{name}.weight": ("F8_E4M3", (2, 3)), f"{name}.weight_scale_inv": ("F32", (1, 1))}
-    without, alone = pair.pin, lock_of(pair.folders(), pair.pin)
+    without, alone = pair.pin, samples.lock_of(pair.folders(), pair.pin)
     pair.pin_changes["mtp"] = {"file": EXTRA, "tensors": ["mtp.*"], "rules": [RULE | {"modules": [every]}]}
-    pin, lock = pair.pin, lock_of(pair.folders(), pair.pin)
+    pin, lock = pair.pin, samples.lock_of(pair.folders(), pair.pin)
     more = {one.name for one in lock.repositories["fp8"].tensors} - {
         one.name for one in alone.repositories["fp8"].tensors
     }
@@ -157,11 +147,11 @@ def test_data_is_aligned_in_long_runs_and_the_reference_reader_reads_it(pair: Pa
     """FP8 weights of an odd number of bytes come last; the base's order stays within an item size."""
     made = pair.with_rules(RULE, FP8_ATTENTION).build(HYBRID)
     for file in (FIRST, SECOND):
-        header = read_header(made / file)
+        header = samples.read_header(made / file)
         infos = list(header.tensors.values())
         assert header.data_start % 8 == 0
         assert all((info.begin - header.data_start) % item_size(info.dtype) == 0 for info in infos)
-        published = list(read_header(pair.root / "int4" / file).tensors)
+        published = list(samples.read_header(pair.root / "int4" / file).tensors)
         kept = [info.name for info in infos if info.name in published and not info.name.endswith("proj.weight")]
         assert kept == [name for name in published if name in kept]
         assert [info.dtype for info in infos][-4:] == 4 * ["F8_E4M3"]
@@ -206,7 +196,7 @@ FP8, BF16 = {"repository": "fp8"}, {"repository": "bf16"}
     [
         (spec("qweight", "I32", 2, 8), FP8_ATTENTION, r"weight: .* \[8, 8\]"),
         (spec("qweight", "U32", 1, 8), FP8_ATTENTION, r"qweight: .*U32 \[1, 8\]"),
-        (spec("scales", "F16", 1, 4), FP8_ATTENTION, r"scales: .*shape \[1, 4\]"),
+        (spec("scales", "F16", 1, 4), FP8_ATTENTION, r"scales: .*\[1, 4\]"),
         (spec("weight", "F8_E5M2", 8, 8, **FP8), FP8_ATTENTION, "weight: .*F8_E5M2"),
         (spec("weight_scale_inv", "BF16", 2, 1, **FP8), FP8_ATTENTION, r"\[2, 2\] for a weight of \[8, 8\]"),
         (lambda pair: pair.base[FIRST].pop(f"{ATTENTION[0]}.scales"), FP8_ATTENTION, r"q_proj\.scales"),

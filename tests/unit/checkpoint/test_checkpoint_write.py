@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import threading
@@ -64,19 +63,6 @@ def test_gathering_stops(tmp_path: Path, source: Path) -> None:
     stop.set()
     with pytest.raises(GatheringStopped):
         gathered(tmp_path / "target", b"", *ranges_of(source), stop=stop)
-
-
-@pytest.mark.parametrize("code", ["EXDEV", "EPERM", "EMLINK"])
-def test_where_links_cannot_go_a_file_is_copied(
-    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, code: str
-) -> None:
-    def refuse(*args: object) -> None:
-        raise OSError(getattr(errno, code), code)
-
-    monkeypatch.setattr(os, "link", refuse)
-    target = tmp_path / "target"
-    link_or_copy(source, target)
-    assert target.read_bytes() == DATA and not source.samefile(target)
 
 
 def test_what_is_there_is_not_written_through(tmp_path: Path, source: Path) -> None:

@@ -214,35 +214,28 @@ def test_a_damaged_listing_is_refused(tmp_path: Path, damage: str) -> None:
         read_contents(path)
 
 
-def over(*layers: Contents) -> dict[str, int]:
-    """Path -> number of its layer."""
-    return {path: number for path, (number, _) in image_contents(layers).items()}
+D, DA = (folder("d"), file("d/a"), file("d/b"), file("da")), (folder("d"), file("d/a"), file("da"))
+LINK = PathEntry("e", "symlink", 0o777, 0, 0, 0, link="d")
 
 
-def test_the_upper_entry_wins() -> None:
-    lower, upper = file("a", b"1"), file("a", b"2")
-    assert image_contents([(lower, file("b")), (upper,)]) == {"a": (1, upper), "b": (0, file("b"))}
-    assert image_contents([]) == {}
-
-
-def test_a_deletion_mark_works_on_lower_layers_only() -> None:
-    lower = (folder("d"), file("d/a"), file("d/b"), file("da"))
-    assert over(lower, (mark("d/a"),)) == {"d": 0, "d/b": 0, "da": 0}
-    assert over(lower, (mark("d"),)) == {"da": 0}
-    assert over(lower, (mark("d"), folder("d"), file("d/c"))) == {"d": 1, "d/c": 1, "da": 0}
-    assert over(lower, (mark("d/a"),), (file("d/a"),)) == {"d": 0, "d/a": 2, "d/b": 0, "da": 0}
-
-
-def test_an_opaque_folder_hides_what_is_below_it_only() -> None:
-    lower = (folder("d"), file("d/a"), folder("d/e"), file("d/e/b"), file("da"))
-    assert over(lower, (folder("d"), mark("d", "opaque"), file("d/new"))) == {"d": 1, "d/new": 1, "da": 0}
-    assert over(lower, (mark("", "opaque"), file("x"))) == {"x": 1}
-
-
-def test_what_is_no_folder_hides_a_folder() -> None:
-    lower = (folder("d"), file("d/a"), file("e/unnamed-parent"))
-    assert over(lower, (file("d"), PathEntry("e", "symlink", 0o777, 0, 0, 0, link="d"))) == {"d": 1, "e": 1}
-
-
-def test_a_folder_that_is_only_implied_replaces_a_file() -> None:
-    assert over((file("d"), file("x")), (file("d/a/b"),)) == {"d/a/b": 1, "x": 0}
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        ([], {}),
+        ([(file("a"), file("b")), (file("a", b"2"),)], {"a": 1, "b": 0}),
+        # A deletion mark works on lower layers only.
+        ([D, (mark("d/a"),)], {"d": 0, "d/b": 0, "da": 0}),
+        ([D, (mark("d"),)], {"da": 0}),
+        ([D, (mark("d"), folder("d"), file("d/c"))], {"d": 1, "d/c": 1, "da": 0}),
+        ([D, (mark("d/a"),), (file("d/a"),)], {"d": 0, "d/a": 2, "d/b": 0, "da": 0}),
+        # An opaque folder hides what is below it only.
+        ([(*DA, folder("d/e"), file("d/e/b")), (folder("d"), mark("d", "opaque"), file("d/new"))],
+         {"d": 1, "d/new": 1, "da": 0}),
+        ([DA, (mark("", "opaque"), file("x"))], {"x": 1}),
+        # What is no folder hides one; a folder that is only implied replaces a file.
+        ([(*DA, file("e/unnamed-parent")), (file("d"), LINK)], {"d": 1, "da": 0, "e": 1}),
+        ([(file("d"), file("x")), (file("d/a/b"),)], {"d/a/b": 1, "x": 0}),
+    ],
+)  # fmt: skip
+def test_layers_laid_over_each_other(layers: list[Contents], expected: dict[str, int]) -> None:
+    assert {path: number for path, (number, _) in image_contents(layers).items()} == expected

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import tarfile
 from pathlib import Path
 
@@ -22,15 +21,14 @@ def is_refused(archive: Path) -> bool:
     return True
 
 
-@pytest.mark.parametrize("data", [b"", b"no tar at all" * 100, b"x" * 512], ids=["empty", "text", "block"])
+MANIFESTS = [b"[]", b"{}", b"[1]", b"no json", b'[{"Config": "gone"}]']
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"no tar at all" * 100, b"x" * 512, *(layer([member("manifest.json", text)]) for text in MANIFESTS)]
+)
 def test_something_else(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a.tar").write_bytes(data)
-    assert is_refused(tmp_path / "a.tar")
-
-
-@pytest.mark.parametrize("manifest", [b"[]", b"{}", b"[1]", b"no json", json.dumps([{"Config": "gone"}]).encode()])
-def test_a_manifest_that_says_nothing(tmp_path: Path, manifest: bytes) -> None:
-    (tmp_path / "a.tar").write_bytes(layer([member("manifest.json", manifest)]))
     assert is_refused(tmp_path / "a.tar")
 
 

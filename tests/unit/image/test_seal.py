@@ -13,20 +13,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, cast
 
+import layer_samples as samples
 import pytest
-from layer_samples import (
-    CAPABILITY,
-    everything,
-    folder_member,
-    hardlink,
-    layer,
-    member,
-    noise,
-    save,
-    sha,
-    symlink,
-    tar_header,
-)
+from layer_samples import everything, folder_member, hardlink, layer, member, symlink
 
 from sparkpin.core.errors import BuildError
 from sparkpin.image import layer_tar, seal
@@ -76,12 +65,12 @@ KINDS: dict[str, Members] = {
     "fifo": [member("pipe", type=tarfile.FIFOTYPE, mode=0o600)],
     "setuid": [member("su", b"", mode=0o4755)],
     "sticky": [folder_member("open", 0o1777)],
-    "capability": [member("ping", b"binary", mode=0o755, pax_headers=CAPABILITY)],
+    "capability": [member("ping", b"binary", mode=0o755, pax_headers=samples.CAPABILITY)],
     "capability-name-long": [
-        member("é" * 60, b"1", mode=0o755, pax_headers=CAPABILITY),
-        member("d" * 100, type=tarfile.DIRTYPE, pax_headers=CAPABILITY),
+        member("é" * 60, b"1", mode=0o755, pax_headers=samples.CAPABILITY),
+        member("d" * 100, type=tarfile.DIRTYPE, pax_headers=samples.CAPABILITY),
     ],
-    "capability-owner-large": [member("a", b"x", uid=3_000_000_000, pax_headers=CAPABILITY)],
+    "capability-owner-large": [member("a", b"x", uid=3_000_000_000, pax_headers=samples.CAPABILITY)],
     "whiteout": [member("d/.wh.gone", b"", mode=0o600), member(".wh.\udce9", b"")],
     "opaque": [folder_member("d"), member("d/.wh..wh..opq", b"", mode=0o600)],
     "not-utf8": [member("caf\udce9", b"1"), member("\udcff" * 99, b"2"), member("\udc80" * 101, b"3")],
@@ -124,7 +113,7 @@ def test_each_kind_has_its_literal_digest(kind: str, format: int) -> None:
     if any(info.pax_headers for info, _ in members):
         format = tarfile.PAX_FORMAT  # GNU's holds no attributes
     once = canonical_bytes(layer(members, format=format))
-    assert sha(once) == DIGESTS[kind]
+    assert samples.sha(once) == DIGESTS[kind]
     assert canonical_bytes(once) == once
 
 
@@ -141,7 +130,7 @@ def test_headers_of_other_writers_give_the_same() -> None:
         return bytes(head) + padded(b"data") + END
 
     plain = canonical_bytes(raw())
-    assert sha(plain) == PLAIN_DIGEST
+    assert samples.sha(plain) == PLAIN_DIGEST
     signed = bytearray(raw())
     signed[148:156] = b"%06o\0 " % (int(signed[148:154], 8) - 256)  # one byte of the name is above 127
     for other in (
@@ -199,13 +188,13 @@ def test_files_above_8_gib_are_read_and_written(tmp_path: Path, format: int) -> 
         read = layer_tar.read_layer(file)
     (big,) = read.members
     assert big.size == size and read.size == 512 + size + 1024
-    assert sha(layer_tar.header(big)) == BIG_DIGEST
+    assert samples.sha(layer_tar.header(big)) == BIG_DIGEST
     assert tarfile.TarInfo.frombuf(layer_tar.header(big), "utf-8", "strict").size == size
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_order_time_names_and_noise_do_not_count(seed: int) -> None:
-    members = everything() + noise()
+    members = everything() + samples.noise()
     links = [m for m in members if m[0].islnk()]
     others = [m for m in members if not m[0].islnk()]
     random.Random(seed).shuffle(others)
@@ -219,16 +208,16 @@ def test_data_of_an_ephemeral_name_survives_in_a_lasting_one() -> None:
 
 def test_folders_go_only_with_ephemeral_content() -> None:
     kept = [folder_member("opt/empty"), folder_member("opt")]
-    with tarfile.open(fileobj=io.BytesIO(canonical_bytes(layer(kept + noise())))) as tar:
+    with tarfile.open(fileobj=io.BytesIO(canonical_bytes(layer(kept + samples.noise())))) as tar:
         assert tar.getnames() == ["opt", "opt/empty"]
 
 
 def test_image_has_the_literal_digest_whatever_saved_it(tmp_path: Path) -> None:
     layers = [layer(everything()), layer([member("opt/second", b"2")])]
-    noisy = [layer(everything() + noise(), mtime=99), layer([member("opt/second", b"2")], mtime=98)]
-    old = save(tmp_path / "old.tar", layers, labels={"b": "1", "a": "2"})
-    new = save(tmp_path / "new.tar", noisy, oci=True, labels={"a": "2", "b": "1"})
-    packed = save(tmp_path / "packed.tar", noisy, oci=True, packed=True, labels={"a": "2", "b": "1"})
+    noisy = [layer(everything() + samples.noise(), mtime=99), layer([member("opt/second", b"2")], mtime=98)]
+    old = samples.save(tmp_path / "old.tar", layers, labels={"b": "1", "a": "2"})
+    new = samples.save(tmp_path / "new.tar", noisy, oci=True, labels={"a": "2", "b": "1"})
+    packed = samples.save(tmp_path / "packed.tar", noisy, oci=True, packed=True, labels={"a": "2", "b": "1"})
     results = [sealed(source) for source in (old, new, packed)]
     assert results[0] == results[1] == results[2]
     image, archive = results[0]
@@ -254,7 +243,7 @@ def test_memory_does_not_grow_with_the_layers() -> None:
 
 
 def test_config_keeps_only_what_runs(tmp_path: Path) -> None:
-    image, _ = sealed(save(tmp_path / "a.tar", [layer([member("x", b"")])], labels={"k": "v"}))
+    image, _ = sealed(samples.save(tmp_path / "a.tar", [layer([member("x", b"")])], labels={"k": "v"}))
     config = json.loads(image.config)
     assert config["config"] == {"Env": ["B=1", "A=2"], "Labels": {"k": "v"}}
     assert config["created"] == "2026-01-01T00:00:00Z"
@@ -262,11 +251,11 @@ def test_config_keeps_only_what_runs(tmp_path: Path) -> None:
 
 
 def test_the_parents_layers_pass_through_or_stay_out(tmp_path: Path) -> None:
-    below = layer(noise())  # not canonical, and kept so: the parent is what it is
+    below = layer(samples.noise())  # not canonical, and kept so: the parent is what it is
     above = layer_tar.read_layer(io.BytesIO(layer([member("x", b"1")])))
     whole, archive = finished([Slice(io.BytesIO(below), 0, len(below)), above])
-    thin, small = finished([sha(below), above])
-    assert whole == thin and whole.diff_ids[0] == sha(below)
+    thin, small = finished([samples.sha(below), above])
+    assert whole == thin and whole.diff_ids[0] == samples.sha(below)
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         raw = tar.extractfile("layers/000.tar")
         assert raw is not None and raw.read() == below
@@ -276,7 +265,7 @@ def test_the_parents_layers_pass_through_or_stay_out(tmp_path: Path) -> None:
 
 def test_a_layer_that_comes_twice_is_read_through_its_link(tmp_path: Path) -> None:
     one = layer([member("x", b"1")])
-    image, _ = sealed(save(tmp_path / "a.tar", [one, one], labels={}))
+    image, _ = sealed(samples.save(tmp_path / "a.tar", [one, one], labels={}))
     assert len(image.diff_ids) == 2 and image.diff_ids[0] == image.diff_ids[1]
 
 
@@ -294,7 +283,7 @@ def test_damage_is_refused() -> None:
 
 def header(kind: bytes = b"0", **fields: tuple[int, bytes]) -> bytes:
     """One header block. fields: place and bytes of what is to stand there."""
-    head = bytearray(tar_header("a", type=kind))
+    head = bytearray(samples.tar_header("a", type=kind))
     for start, value in fields.values():
         head[start : start + len(value)] = value
     head[148:156] = b" " * 8

@@ -208,7 +208,8 @@ def known_of(
         draft_bits=settings.draft_bits,
         kv_heads=geometry.kv_heads,
     )
-    tensors = tuple(placed.source.info for placed in checkpoints.final_tensors(planned, listings) if placed.listed)
+    places = checkpoints.final_tensors(planned, listings)
+    tensors = tuple(place.info for place in places if place.info.name not in planned.unlisted)
     if draft:
         infos = (info for file in draft.headers for info in header_of(draft, file).tensors.values())
         tensors += tuple(info._replace(name=f"{DRAFTER}/{info.name}") for info in infos)
