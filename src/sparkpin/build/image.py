@@ -66,9 +66,8 @@ def build_image(paths: Paths, engine: Engine, rendered: RenderedImage, *, expect
     """
     # The stages' common steps come in every build, from the engine's cache: each line is reported once.
     report = functools.cache(lambda line: say(f"{rendered.stage}: {line}"))
-    with lock(
-        paths.locks / f"image-{rendered.key}.lock", on_wait=lambda: report("another run is building it; waiting")
-    ):
+    waiting = f"{rendered.stage}: another run is building it; waiting"
+    with lock(paths.locks / f"image-{rendered.key}.lock", on_wait=waiting):
         if found := find_built(paths, engine, rendered, expected):
             report(f"{rendered.ref} is there")
             return found

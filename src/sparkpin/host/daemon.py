@@ -92,7 +92,7 @@ def start_engine(paths: Paths) -> str:
     if os.geteuid() != 0:
         raise HostError("no Docker engine answers, and only root may start one", next_step=start_command())
     log = paths.engine / "dockerd.log"
-    with files.lock(paths.engine / ".lock", on_wait=lambda: say("another run is starting the Docker engine")):
+    with files.lock(paths.engine / ".lock", on_wait="another run is starting the Docker engine"):
         if version := ask(OWN):
             return version
         argv = ["systemctl", "start", "docker"] if has_systemd() else [dockerd()]
