@@ -156,7 +156,7 @@ class ImageBuild:
             if (diff_id := known_layer(self.paths, key)) is None:
                 break
             found[name] = diff_id
-        while found and not self.engine.has_layers([*parent.diff_ids, *found.values()]):
+        while found and not self.engine.image_above([*parent.diff_ids, *found.values()]):
             found.popitem()
         return found
 

@@ -123,12 +123,10 @@ def flag_words(name: str, value: FlagValue) -> tuple[str, ...]:
         return (name,)
     if value is False:
         return ("--" + name[5:] if name.startswith("--no-") else "--no-" + name[2:],)
-    return name, *(word_of(item) for item in (value if isinstance(value, list) else [value]))
-
-
-def word_of(value: Any) -> str:
-    """A text as it is, anything else as JSON: a number looks the same, true and a mapping do not in Python."""
-    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    items = value if isinstance(value, list) else [value]
+    # A number looks the same as JSON, true and a mapping do not.
+    texts = (i if isinstance(i, str) else json.dumps(i, separators=(",", ":"), ensure_ascii=False) for i in items)
+    return name, *texts
 
 
 def environment(values: Mapping[str, Scalar]) -> dict[str, str]:

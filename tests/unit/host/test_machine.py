@@ -41,7 +41,7 @@ def test_facts(name: str, text: str, is_spark: bool, tmp_path: Path, monkeypatch
     monkeypatch.setattr(host, "ROOT", root_with(tmp_path, SPARK, {name: text}))
     found = host.read_host()
     assert found.is_spark == is_spark
-    assert (found.has_apt, found.distribution, found.family) == (True, "ubuntu 24.04", ("ubuntu", "debian"))
+    assert (found.distribution, found.family) == ("ubuntu 24.04", ("ubuntu", "debian"))
     assert (found.memory_total, found.memory_available) == (128_000_000_000, 102_400_000_000)
 
 

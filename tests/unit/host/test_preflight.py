@@ -42,7 +42,6 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     monkeypatch.setenv("DOCKER_HOST", "")
     monkeypatch.setattr(machine, "SYSTEM_PATH", str(tmp_path / "nothing"))
     monkeypatch.setattr(machine, "ROOT", tmp_path)
-    monkeypatch.setattr(daemon, "ask", lambda url: None)
     monkeypatch.setattr(preflight.Engine, "connect", no_engine)
     monkeypatch.setattr(preflight, "size_of", lambda *_: 0)
     buildkit.builder.cache_clear()
@@ -84,10 +83,12 @@ def test_a_stopped_engine_is_no_lack_for_root(bare: Paths, monkeypatch: pytest.M
     dockerd.chmod(0o755)
     monkeypatch.setattr(machine, "SYSTEM_PATH", str(dockerd.parent))
     user = dataclasses.replace(DEBIAN, is_root=False)
-    assert preflight.engine(DEBIAN).state == "ok"
-    assert (preflight.engine(user).state, preflight.engine(user).fix) == ("MISSING", daemon.start_command())
+    assert preflight.engine(DEBIAN)[0].state == "ok"
+    row, _ = preflight.engine(user)
+    assert (row.state, row.fix) == ("MISSING", daemon.start_command())
+    monkeypatch.undo()
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
-    named = preflight.engine(DEBIAN)  # although root could start another one
+    named, _ = preflight.engine(DEBIAN)  # although root could start another one
     assert (named.state, named.runnable) == ("MISSING", False) and named.fix
 
 

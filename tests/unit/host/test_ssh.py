@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparkpin.core.errors import EngineError, HostError, InputError, NetworkError
+from sparkpin.host import machine
 from sparkpin.host.ssh import SSH, engine_at, ssh_command
 
 
@@ -22,6 +23,7 @@ def test_hosts_that_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         pass
     assert "another" not in str(unanswered.value), "that engine was not asked"
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(machine, "SYSTEM_PATH", str(tmp_path))
     with pytest.raises(HostError, match="no ssh"), engine_at("ssh://host"):
         pass
 

@@ -86,7 +86,7 @@ def plan_of(**plan: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("words", "key"),
+    ("flags", "key"),
     [
         (plan_of(method="mtp"), ""),
         (plan_of(model="ngram"), ""),
@@ -96,11 +96,16 @@ def plan_of(**plan: object) -> str:
         ("--spec_model=other/repo", "command, --spec-model"),
     ],
 )
-def test_without_a_drafter_no_model_is_named_but_vllm_s_own(words: str, key: str) -> None:
+def test_without_a_drafter_no_model_is_named_but_vllm_s_own(flags: str, key: str) -> None:
     alone = manifests.load_recipe(PROJECT, "scripted-tiny")
-    command = alone.command.rstrip() + " " + words
-    found = list(drafters.command_faults(split(command.format(**alone.defaults), "f"), alone))
-    assert [fault.key.endswith(key) for fault in found] == [True] * bool(key)
+    command = alone.command.rstrip() + " " + flags
+    words = split(command.format(**alone.defaults), "f")
+    if not key:
+        drafters.require_pinned(words, alone)
+        return
+    with pytest.raises(ManifestError) as caught:
+        drafters.require_pinned(words, alone)
+    assert caught.value.key.endswith(key)
 
 
 @pytest.mark.parametrize("changes", [{"hidden_size": 8}, {"vocab_size": 9, "target_hidden_size": 64}])
