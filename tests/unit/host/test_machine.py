@@ -17,6 +17,8 @@ SPARK = {
     "etc/os-release": 'NAME="Ubuntu"\nID=ubuntu\nID_LIKE=\'debian\'\nVERSION_ID="24.04"\n',
     "proc/meminfo": "MemTotal:       125000000 kB\nMemAvailable:   100000000 kB\nHugePages_Total:       0\n",
 }
+# nvidia-smi's row: what driver 580.159.04 wrote on an H200, with a GB10's name and capability, as users report them.
+GB10 = "NVIDIA GB10, 12.1, 580.159.04, 0" + ", Not Active" * 4 + "\n"
 GPU = "proc/driver/nvidia/gpus/000f:01:00.0/information"
 
 

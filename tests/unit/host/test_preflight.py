@@ -49,7 +49,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     buildkit.builder.cache_clear()
 
 
-def test_what_a_bare_debian_lacks(bare: Paths) -> None:
+def test_what_a_bare_debian_lacks(bare: Paths, tmp_path: Path) -> None:
     lacking = {"docker engine": "docker.io", "docker client": "docker.io", "ca-certificates": "ca-certificates"}
     assert lacks(bare, DEBIAN) == lacking
     spark = dataclasses.replace(DEBIAN, is_root=False, is_spark=True, arch="aarch64")
@@ -59,23 +59,21 @@ def test_what_a_bare_debian_lacks(bare: Paths) -> None:
     missing = preflight.missing(bare, dataclasses.replace(DEBIAN, family=("fedora",)), CPU)
     assert not any(one.runnable for one in missing)
     assert "skopeo" in {one.name for one in preflight.missing(bare, DEBIAN, CPU, published=True)}
+    root_with(tmp_path, {"proc/sys/fs/binfmt_misc/qemu-aarch64": "enabled\ninterpreter /usr/bin/qemu-aarch64\n"})
+    assert preflight.emulation(DEBIAN, "aarch64").state == "ok"
 
 
-@pytest.mark.parametrize(
-    ("distribution", "family", "wanted"),
-    [
+def test_packages_of_the_client(bare: Paths, tmp_path: Path) -> None:
+    for distribution, family, wanted in (
         ("debian 12", ("debian",), ("docker.io",)),
         ("debian 13", ("debian",), ("docker-cli", "docker-buildx")),
         ("ubuntu 24.04", ("ubuntu", "debian"), ("docker.io", "docker-buildx")),
-    ],
-)
-def test_packages_of_the_client(
-    bare: Paths, tmp_path: Path, distribution: str, family: tuple[str, ...], wanted: object
-) -> None:
-    machine = dataclasses.replace(DEBIAN, distribution=distribution, family=family)
-    assert preflight.client_packages(machine) == wanted
+    ):
+        assert (
+            preflight.client_packages(dataclasses.replace(DEBIAN, distribution=distribution, family=family)) == wanted
+        )
     root_with(tmp_path, {"var/lib/dpkg/info/docker-ce-cli.list": ""})
-    assert preflight.client_packages(machine) == ("docker-buildx-plugin",)
+    assert preflight.client_packages(DEBIAN) == ("docker-buildx-plugin",)
 
 
 def test_a_stopped_engine_is_no_lack_for_root(bare: Paths, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -92,15 +90,9 @@ def test_a_stopped_engine_is_no_lack_for_root(bare: Paths, monkeypatch: pytest.M
     assert (named.state, named.runnable) == ("MISSING", False) and named.fix
 
 
-def test_emulation_that_is_switched_on(bare: Paths, tmp_path: Path) -> None:
-    root_with(tmp_path, {"proc/sys/fs/binfmt_misc/qemu-aarch64": "enabled\ninterpreter /usr/bin/qemu-aarch64\n"})
-    assert preflight.emulation(DEBIAN, "aarch64").state == "ok"
-
-
 def test_what_is_missing_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program of the test's own in the place of apt-get, which would change this machine."""
-    called = tmp_path / "called"
-    program = tmp_path / "apt-get"
+    called, program = tmp_path / "called", root_with(tmp_path, {"apt-get": ""}) / "apt-get"
     program.write_text(f'#!/bin/sh\necho "$*" >>{called}\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
@@ -131,24 +123,12 @@ def test_disk_space_is_summed_per_file_system(tmp_path: Path, monkeypatch: pytes
     assert 0 < short(4 * GB, 4 << 20) < 4 << 20, "but a model does"
 
 
-def never(*_: object, **__: object) -> None:
-    raise AssertionError("nothing may be run")
-
-
-@pytest.mark.parametrize(
-    ("machine", "lacking"),
-    [
-        (dataclasses.replace(DEBIAN, is_root=False), [IPTABLES]),
-        (DEBIAN, [IPTABLES, FULL]),
-    ],
-)
-def test_where_installing_cannot_help_nothing_is_changed(
-    machine: Host, lacking: list[Requirement], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(subprocess, "run", never)
-    with pytest.raises(HostError) as caught:
-        preflight.install(lacking, machine)
-    assert caught.value.exit_code == 3 and all(one.fix in caught.value.next_step for one in lacking)
+def test_where_installing_cannot_help_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", None)  # nothing may be run
+    for host, lacking in ((dataclasses.replace(DEBIAN, is_root=False), [IPTABLES]), (DEBIAN, [IPTABLES, FULL])):
+        with pytest.raises(HostError) as caught:
+            preflight.install(lacking, host)
+        assert caught.value.exit_code == 3 and all(one.fix in caught.value.next_step for one in lacking)
 
 
 def test_a_command_that_fails_ends_the_installation() -> None:

@@ -34,10 +34,9 @@ def test_every_manifest_of_the_project_loads(project: Path) -> None:
     recipe = manifests.load_recipe(project, "scripted-tiny")
     stack = manifests.load_stack(project, recipe.stack)
     model = manifests.model_of(project, recipe)
-    assert manifests.load_stack_lock(project, stack).stack == "cpu"
-    assert manifests.load_model_lock(project, model).model == "scripted-tiny"
-    names = [stage.name for stage in manifests.load_chain(project, "v2-tq")]
-    assert names == ["base", "hybrid", "mtp", "v2", "v2-tq"]
+    locks = manifests.load_stack_lock(project, stack), manifests.load_model_lock(project, model)
+    assert (locks[0].stack, locks[1].model) == ("cpu", "scripted-tiny")
+    assert [stage.name for stage in manifests.load_chain(project, "v2-tq")] == ["base", "hybrid", "mtp", "v2", "v2-tq"]
 
 
 @pytest.mark.parametrize(
@@ -72,10 +71,8 @@ def test_a_wrong_stack_is_refused_with_file_and_key(
     ("old", "new", "key"),
     [
         ('tensors: ["mtp.*"]', 'tensor: ["mtp.*"]', "mtp.tensor"),
-        *(
-            ("file: model_extra_tensors.safetensors", f"file: {file}", "mtp.file")
-            for file in ("../../x.safetensors", "/x.safetensors", "sub/x.safetensors", "journal")
-        ),
+        ("file: model_extra_tensors.safetensors", "file: ../x.safetensors", "mtp.file"),
+        ("file: model_extra_tensors.safetensors", "file: journal", "mtp.file"),
         ("format: fp8", "format: int3", "hybrid.rules.0.format"),
         ("source: fp8", "source: fp9", "hybrid.rules.0.source"),
         ("description:", "name: other\ndescription:", "name"),
@@ -142,15 +139,11 @@ def test_yaml_that_is_made_to_be_read_for_ever_is_refused(tmp_path: Path, text: 
 
 
 @pytest.mark.parametrize("load", [manifests.load_stage, manifests.load_recipe, manifests.load_model])
-def test_an_unknown_name_lists_the_known_ones(project: Path, load: Any) -> None:
-    with pytest.raises(InputError, match="nonsense") as caught:
-        load(project, "nonsense")
-    assert caught.value.next_step.startswith("choose one of: ")
-
-
-def test_a_name_cannot_leave_its_folder(project: Path) -> None:
-    with pytest.raises(InputError):
-        manifests.load_stage(project, "../recipes/scripted-tiny")
+def test_an_unknown_name_lists_the_known_ones_and_none_leads_out_of_its_folder(project: Path, load: Any) -> None:
+    for name in ("nonsense", "../recipes/scripted-tiny"):
+        with pytest.raises(InputError, match=name) as caught:
+            load(project, name)
+        assert caught.value.next_step.startswith("choose one of: ")
 
 
 @pytest.mark.parametrize(
@@ -170,13 +163,10 @@ def test_a_bad_entry_of_a_lock_is_refused(project: Path, row_change: dict[str, A
     assert caught.value.next_step == "invoke lock --stack cpu"
 
 
-def test_pins_that_changed_after_the_lock_are_refused(project: Path) -> None:
+def test_pins_that_changed_after_the_lock_are_refused_where_they_decide_the_closure(project: Path) -> None:
+    edit(project / "pins/stacks/cpu.yaml", description="other words", mods=[])
+    manifests.load_stack_lock(project, manifests.load_stack(project, "cpu"))
     edit(project / "pins/stacks/cpu.yaml", debian__packages=["python3", "curl"])
     with pytest.raises(ManifestError) as caught:
         manifests.load_stack_lock(project, manifests.load_stack(project, "cpu"))
     assert (caught.value.key, caught.value.next_step) == ("inputs", "invoke lock --stack cpu")
-
-
-def test_what_does_not_decide_the_closure_leaves_the_lock_valid(project: Path) -> None:
-    edit(project / "pins/stacks/cpu.yaml", description="other words", mods=[])
-    manifests.load_stack_lock(project, manifests.load_stack(project, "cpu"))
