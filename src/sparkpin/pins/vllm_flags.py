@@ -152,18 +152,16 @@ class Flags:
         known = self._read | set(read_yaml(NEUTRAL)["flags"])
         return tuple(" ".join(flag.words) for flag in self._flags if flag.key.partition(".")[0] not in known)
 
-    def values(self, key: str) -> list[Flag]:
+    def last(self, key: str) -> Flag | None:
         self._read.add(key)
-        return [flag for flag in self._flags if flag.key == key]
+        return next((flag for flag in reversed(self._flags) if flag.key == key), None)
 
     def text(self, key: str) -> str | None:
-        found = self.values(key)
-        return found[-1].value if found else None
+        return found.value if (found := self.last(key)) else None
 
     def on(self, key: str, *, default: bool = False) -> bool:
         """Of a bare flag and its `--no-` form: Flag.key is the same for both."""
-        found = self.values(key)
-        return not found[-1].is_negated if found else default
+        return not found.is_negated if (found := self.last(key)) else default
 
     def refuse(self, **neutral: str) -> None:
         """Raise for each of these flags with any value but the one that has no effect."""
@@ -181,12 +179,9 @@ class Flags:
             return AUTO
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)", text.strip())
         if not found or ("." in found[1] and found[2] not in DECIMAL) or float(found[1]) == 0:
-            raise ManifestError(
-                self.origin(key), key, text, "a positive number such as 32768, 32k or 32K", next_step=NEXT
-            )
-        if found[2] in DECIMAL:
-            return int(float(found[1]) * DECIMAL[found[2]])
-        return int(found[1]) * BINARY.get(found[2], 1)
+            expected = "a positive number such as 32768, 32k or 32K"
+            raise ManifestError(self.origin(key), key, text, expected, next_step=NEXT)
+        return int(float(found[1]) * (BINARY | DECIMAL).get(found[2], 1))
 
     def fraction(self, key: str) -> float | None:
         text = self.text(key)

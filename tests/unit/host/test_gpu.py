@@ -25,7 +25,6 @@ SPARK = GpuFacts((Gpu("NVIDIA GB10", "12.1", "580.159.04"),), "580.159.04", ("th
         ({"gpus": ()}, "13.0", {"GPU": "MISSING"}),
         ({"gpus": (Gpu("NVIDIA H200", "9.0", "580.159.04"),)}, "13.0", {"GPU": "advice"}),
         ({"ways": ()}, "13.0", {"GPU in containers": "MISSING"}),
-        ({"driver": "580.65.06"}, "13.0", {}),
         ({"driver": "580.65.05"}, "13.0", {"NVIDIA driver": "MISSING"}),
         ({"driver": "575.57.08"}, "12.9", {}),
         ({"driver": "575.57.08"}, "13.1", {"NVIDIA driver": "MISSING"}),

@@ -52,8 +52,7 @@ def test_default_stack(tmp_path: Path) -> None:
     with pytest.raises(HostError):
         host.default_stack(tmp_path, spark)
     root_with(tmp_path, {"pins/stacks/spark.yaml": "", "pins/stacks/cpu.yaml": ""})
-    assert host.default_stack(tmp_path, spark) == "spark"
-    assert host.default_stack(tmp_path, DEBIAN) == "cpu"
+    assert [host.default_stack(tmp_path, one) for one in (spark, DEBIAN)] == ["spark", "cpu"]
     with pytest.raises(HostError):
         host.default_stack(tmp_path, dataclasses.replace(DEBIAN, arch="aarch64"))
 

@@ -53,9 +53,7 @@ def test_what_stack_and_stages_set_does_not_undo_it() -> None:
     ("count", "flags", "wanted"),
     [
         (2, "-tp 2", []),
-        (1, "-tp 2", []),  # of the one machine's GPUs; `recipe check` tells that a Spark has one
         (2, "-tp 4", ["--tensor-parallel-size 4, --pipeline-parallel-size 1 for 2 nodes"]),
-        (3, "-tp 2", ["--tensor-parallel-size 2, --pipeline-parallel-size 1 for 3 nodes"]),
         (1, "--nnodes 2 --node-rank 0 --master-addr 10.0.0.1", ["--master-addr", "--node-rank", "--nnodes 2"]),
         (2, "-tp 2 --headless", ["--headless"]),
         (2, "-tp 2 -dp 2", ["--data-parallel-size"]),

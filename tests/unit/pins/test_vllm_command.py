@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 from made_recipes import recipe, stack, stage
-from places import PROJECT
 
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins import vllm_command, vllm_flags
-from sparkpin.pins.manifests import load_recipe, load_stack
 
 BARE = ["vllm", "serve", "/model"]
 
@@ -95,14 +93,6 @@ def test_clients_keep_the_repository_s_name() -> None:
 
 
 def test_environment_is_text_and_later_parts_win() -> None:
-    _, env = vllm_command.serve_argv(
-        recipe(env={"A": 1, "B": True, "C": "c"}), stack(env={"C": "s", "D": 0.5}), (stage(env={"D": "t"}),)
-    )
+    own, chain = recipe(env={"A": 1, "B": True, "C": "c"}), (stage(env={"D": "t"}),)
+    _, env = vllm_command.serve_argv(own, stack(env={"C": "s", "D": 0.5}), chain)
     assert env == {"A": "1", "B": "1", "C": "s", "D": "t"}
-
-
-def test_the_project_s_own_recipe_on_its_own_stack() -> None:
-    own = load_recipe(PROJECT, "scripted-tiny")
-    argv, env = vllm_command.serve_argv(own, load_stack(PROJECT, "cpu"), ())
-    assert argv[:3] == ["vllm", "serve", "/model"] and vllm_flags.served_name(argv) == "scripted-tiny"
-    assert "--no-enable-prefix-caching" in argv and env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
