@@ -6,6 +6,7 @@ import dataclasses
 import os
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from heard import heard
@@ -31,10 +32,6 @@ def lacks(paths: Paths, host: Host, stack: Stack = CPU) -> dict[str, str]:
     return {one.name: one.fix.partition("--no-install-recommends ")[2] for one in found}
 
 
-def no_engine() -> None:
-    raise EngineError("none answers")
-
-
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     """A machine without any of the programs, certificates or an engine, as far as `requirements` can see."""
@@ -42,11 +39,10 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     monkeypatch.setenv("DOCKER_HOST", "")
     monkeypatch.setattr(machine, "SYSTEM_PATH", str(tmp_path / "nothing"))
     monkeypatch.setattr(machine, "ROOT", tmp_path)
-    monkeypatch.setattr(preflight.Engine, "connect", no_engine)
+    monkeypatch.setattr(preflight.Engine, "connect", Mock(side_effect=EngineError("none answers")))
     monkeypatch.setattr(preflight, "size_of", lambda *_: 0)
-    buildkit.builder.cache_clear()
-    yield Paths(tmp_path, tmp_path / "cache", tmp_path / "home")  # type: ignore[misc]
-    buildkit.builder.cache_clear()
+    monkeypatch.setattr(buildkit, "builder", buildkit.builder.__wrapped__)
+    return Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
 
 
 def test_what_a_bare_debian_lacks(bare: Paths, tmp_path: Path) -> None:

@@ -38,13 +38,16 @@ def test_only_rank_0_has_an_address() -> None:
     assert alone in nodes.words_at(argv, nodes.on_loopback(1)) and alone not in [*head, *other]
 
 
-def test_what_stack_and_stages_set_does_not_undo_it() -> None:
+def test_what_stack_and_stages_set_does_not_undo_it_and_ray_is_refused() -> None:
     recipe = manifests.load_recipe(PROJECT, "scripted-pair")
     stack, chain = manifests.load_stack(PROJECT, recipe.stack), manifests.load_chain(PROJECT, recipe.stage)
     argv, env = serve_argv(recipe, stack, chain)
     assert argv[-4:] == ["--distributed-executor-backend", "mp", "--nnodes", "2"]
     assert nodes.IN_PROCESS in stack.serve.env and nodes.IN_PROCESS not in env
     assert nodes.spread(argv, env, 2, gpu=False) == (argv, env)
+    ray = recipe.model_copy(update={"command": f"{recipe.command.rstrip()} --distributed-executor-backend ray"})
+    with pytest.raises(ManifestError, match="expected mp"):
+        serve_argv(ray, stack, chain)
     alone = serve_argv(recipe.model_copy(update={"nodes": 1, "defaults": recipe.defaults}), stack, chain)[0]
     assert nodes.nodes_of(alone) == 1 and flag_value(alone, "--distributed-executor-backend") == "uni"
 
@@ -63,10 +66,3 @@ def test_words_that_no_number_of_machines_goes_with(count: int, flags: str, want
     faults = list(nodes.word_faults([*ARGV, *flags.split()], count, "recipes/r.yaml"))
     assert len(faults) == len(wanted), faults
     assert all(str(fault.got).startswith(seen) for fault, seen in zip(faults, wanted, strict=True)), faults
-
-
-def test_ray_is_refused() -> None:
-    recipe = manifests.load_recipe(PROJECT, "scripted-pair")
-    ray = recipe.model_copy(update={"command": f"{recipe.command.rstrip()} --distributed-executor-backend ray"})
-    with pytest.raises(ManifestError, match="expected mp"):
-        serve_argv(ray, manifests.load_stack(PROJECT, recipe.stack), ())
