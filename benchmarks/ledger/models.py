@@ -30,6 +30,7 @@ from sparkpin.fetch.lock_model import lock_model
 from sparkpin.fetch.packed import EXTRA_FILE as DRAFTER
 from sparkpin.fetch.packed import int4_tensors
 from sparkpin.pins import manifests
+from sparkpin.pins.schema import ModelLock
 
 NAME = "trained-tiny"
 STEPS = {"base": ("copy",), "mtp": ("copy", "hybrid", "mtp"), "draft": ("copy", "hybrid", "mtp")}
@@ -56,7 +57,7 @@ def main(project: Path, out: Path) -> None:
             where = other if name == "draft" else project
             paths = Paths(where, Path(work) / "cache", Path(work) / "home")
             try:
-                lock = lock_model(paths, NAME) if where == other else manifests.former_model_lock(where, NAME)
+                lock = lock_model(paths, NAME) if where == other else manifests.read_lock(ModelLock, where, NAME)
                 made = build_checkpoint(paths, manifests.load_model(where, NAME), lock, steps)
                 placed(made, out / name)
                 if name == "mtp":

@@ -51,6 +51,12 @@ def file_layer(name: str, content: bytes) -> bytes:
     return buffer.getvalue()
 
 
+def content_of(tar: tarfile.TarFile, name: str) -> bytes:
+    found = tar.extractfile(name)
+    assert found is not None
+    return found.read()
+
+
 def load_image(engine: Engine, ref: str, layers: list[bytes]) -> ImageInfo:
     """Load a sealed image of the given layers, lowest first."""
     parts = [Slice(io.BytesIO(layer), 0, len(layer)) for layer in layers]

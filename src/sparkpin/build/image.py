@@ -65,8 +65,8 @@ def build_image(paths: Paths, engine: Engine, rendered: RenderedImage, *, expect
     """
     # The stages' common steps come in every build, from the engine's cache: each line is reported once.
     report = functools.cache(lambda line: say(f"{rendered.stage}: {line}"))
-    place = paths.locks / f"image-{rendered.key}.lock"
-    with lock(place, on_wait=lambda: report("another run is building it; waiting")):
+    waiting = f"{rendered.stage}: another run is building it; waiting"
+    with lock(paths.locks / f"image-{rendered.key}.lock", on_wait=waiting):
         if found := find_built(paths, engine, rendered, expected):
             report(f"{rendered.ref} is there")
             return found
@@ -155,7 +155,7 @@ class ImageBuild:
             if (diff_id := known_layer(self.paths, key)) is None:
                 break
             found[name] = diff_id
-        while found and not self.engine.has_layers([*parent.diff_ids, *found.values()]):
+        while found and not self.engine.image_above([*parent.diff_ids, *found.values()]):
             found.popitem()
         return found
 

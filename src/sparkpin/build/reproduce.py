@@ -145,7 +145,7 @@ def absent_inputs(paths: Paths, images: Sequence[RenderedImage]) -> list[LockedF
 def engine_apart(paths: Paths) -> Iterator[tuple[Paths, Engine]]:
     """One run at a time, so all folders that are there when it begins are of killed ones, whose engines ended with
     them."""
-    with files.lock(paths.locks / "reproduce.lock", on_wait=lambda: say("waiting for another reproduce")):
+    with files.lock(paths.locks / "reproduce.lock", on_wait="waiting for another reproduce"):
         for left in paths.work.glob(f"{PREFIX}*"):
             say(f"removing what a killed reproduce left: {left}")
             remove_run(left)

@@ -108,7 +108,7 @@ def build_rootfs(paths: Paths, engine: Engine, spec: RootfsSpec) -> Path:
     """
     folder = paths.cache / "rootfs"
     target, digest = folder / f"{spec.key}.tar", folder / f"{spec.key}.sha256"
-    with files.lock(paths.locks / "rootfs.lock", on_wait=lambda: say("waiting for another run that makes a rootfs")):
+    with files.lock(paths.locks / "rootfs.lock", on_wait="waiting for another run that makes a rootfs"):
         for left in paths.work.glob("rootfs-*"):  # by a killed run
             shutil.rmtree(left, ignore_errors=True)
         if target.is_file() and digest.is_file():

@@ -57,10 +57,8 @@ def partial_folder(folder: Path) -> Path:
 
 def hold_model(paths: Paths, model: str) -> contextlib.AbstractContextManager[None]:
     """One run at a time makes a checkpoint of a model."""
-    return files.lock(
-        paths.locks / f"checkpoint-{model}.lock",
-        on_wait=lambda: say(f"waiting for another run that builds a checkpoint of {model}"),
-    )
+    waiting = f"waiting for another run that builds a checkpoint of {model}"
+    return files.lock(paths.locks / f"checkpoint-{model}.lock", on_wait=waiting)
 
 
 def write_checkpoint(

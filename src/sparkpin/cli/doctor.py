@@ -17,9 +17,9 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import gib, size
 from sparkpin.fetch.model_files import TEXTS, repository_folder
 from sparkpin.fetch.store import Store
-from sparkpin.host import daemon, gpu, preflight
+from sparkpin.host import gpu, preflight
 from sparkpin.host import machine as host
-from sparkpin.host.engine import Engine
+from sparkpin.host.engine import Engine, engine_of
 from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.host.machine import Host, Requirement, State, checked
 from sparkpin.pins import manifests, schema
@@ -50,10 +50,10 @@ def doctor(
     if stage:
         subject = subject.model_copy(update={"stage": manifests.load_stage(paths.project, stage).name})
     if not json:
-        terminal.show(f"{machine.summary}; stack {chosen.name}: {chosen.description}")
+        terminal.show(f"{read_fingerprint('').line}; stack {chosen.name}: {chosen.description}")
     if fix:
         preflight.install(preflight.missing(paths, machine, chosen), machine)
-        terminal.say(f"engine: {daemon.start_engine(paths)}")
+        terminal.say(f"engine: {engine_of(paths).version}")
     found = preflight.requirements(paths, machine, chosen)
     engine = None
     with contextlib.suppress(SparkpinError):  # it has a row of its own

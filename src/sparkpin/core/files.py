@@ -11,12 +11,13 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from io import RawIOBase
 from pathlib import Path
 from typing import IO, Any
 
 from sparkpin.core.errors import BusyError, DiskError, InputError
+from sparkpin.core.terminal import say
 
 CHUNK = 1 << 20
 # 2026-01-01T00:00:00Z, the date of every built byte. No commit's date: an image must not change because a README did.
@@ -169,12 +170,10 @@ def sweep(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def lock(
-    path: Path, *, shared: bool = False, wait: bool = True, on_wait: Callable[[], None] | None = None
-) -> Iterator[None]:
+def lock(path: Path, *, shared: bool = False, wait: bool = True, on_wait: str = "") -> Iterator[None]:
     """Hold an advisory lock between processes; the kernel frees it when the holder dies, however it dies.
 
-    shared: together with others who share it. With `wait`, calls `on_wait` once (to tell the person) and then waits;
+    shared: together with others who share it. With `wait`, prints `on_wait` where there is something to wait for;
     without, raises BusyError.
     """
     how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
@@ -188,6 +187,6 @@ def lock(
             if not wait:
                 raise BusyError(f"another run holds {path}", next_step="wait for it to end, then try again") from None
             if on_wait:
-                on_wait()
+                say(on_wait)
             fcntl.flock(file, how)
         yield

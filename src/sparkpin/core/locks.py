@@ -11,7 +11,6 @@ from pathlib import Path
 from sparkpin.core.errors import BusyError
 from sparkpin.core.files import lock
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import say
 
 PRUNE_LOCK = "prune.lock"
 
@@ -26,8 +25,8 @@ def claim(paths: Paths, *, exclusive: bool = False) -> Iterator[None]:
     """
     line = f"waiting for {'builds and imports that run now' if exclusive else 'a prune'} to end"
     with (
-        lock(paths.home / PRUNE_LOCK, shared=not exclusive, on_wait=lambda: say(line)),
-        lock(paths.locks / PRUNE_LOCK, shared=not exclusive, on_wait=lambda: say(line)),
+        lock(paths.home / PRUNE_LOCK, shared=not exclusive, on_wait=line),
+        lock(paths.locks / PRUNE_LOCK, shared=not exclusive, on_wait=line),
     ):
         yield
 

@@ -81,10 +81,6 @@ class Paths:
         return self.cache / "work"
 
     @property
-    def engine(self) -> Path:
-        return self.cache / "engine"
-
-    @property
     def releases(self) -> Path:
         return self.home / "releases"
 

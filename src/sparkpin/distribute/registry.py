@@ -161,7 +161,7 @@ def fetch_layers(engine: Engine, place: Registry, folder: Path, bundle: Bundle, 
 def working(paths: Paths, name: str) -> Iterator[Path]:
     """A folder that stays when a run is killed, so that the next one goes on with it; of two runs one waits."""
     folder = paths.work / name
-    with files.lock(paths.locks / f"{name}.lock", on_wait=lambda: say("another run is at it; waiting")):
+    with files.lock(paths.locks / f"{name}.lock", on_wait="another run is at it; waiting"):
         blobs = folder / "blobs/sha256"
         blobs.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)  # records lie in it, whose command and environment are nobody else's

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from sparkpin.checkpoint.plan import donor_tensors, make_plan
@@ -39,7 +40,7 @@ def lock_model(paths: Paths, name: str, *, newest: bool = False) -> ModelLock:
     CheckpointError if the repositories do not fit each other.
     """
     pin, file = manifests.load_model(paths.project, name), paths.project / f"pins/models/{name}.lock"
-    former = former_lock(file, manifests.former_model_lock)
+    former = former_lock(file, partial(manifests.read_lock, ModelLock))
     gguf = lock_gguf(paths, pin, pin.gguf, former.gguf if former else None) if pin.gguf else None
     advice = f"the same command again; if it stays, the Hub, or a proxy before it, gives wrong bytes, or {file} has a "
     advice += f"wrong hash: rm {file}, and lock again"

@@ -207,8 +207,8 @@ def hold_repositories(paths: Paths, repos: Collection[str]) -> Iterator[contextl
     """In sorted order, so that no two runs block each other."""
     with files.disk_errors(paths.models), contextlib.ExitStack() as end:
         for repo in sorted(repos):
-            wait = functools.partial(say, f"waiting for another run that uses {repo}")
-            end.enter_context(files.lock(paths.locks / f"repository-{repo.replace('/', '--')}.lock", on_wait=wait))
+            path = paths.locks / f"repository-{repo.replace('/', '--')}.lock"
+            end.enter_context(files.lock(path, on_wait=f"waiting for another run that uses {repo}"))
         yield end
 
 

@@ -81,7 +81,7 @@ class Store:
 @contextlib.contextmanager
 def locked_store(paths: Paths) -> Iterator[Store]:
     """The store, for who brings something into it."""
-    with lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
+    with lock(paths.locks / "store.lock", on_wait="waiting for another run that fetches"):
         yield Store(paths.store)
 
 

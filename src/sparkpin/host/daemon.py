@@ -18,14 +18,13 @@ from sparkpin.core.errors import HostError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import say
-from sparkpin.host.machine import SYSTEM_PATH, find_program
+from sparkpin.host.machine import require_program, search_path
 
 START_TIMEOUT = 120.0  # seconds
 LOG_LINES = 15
 SOCKET = Path("/var/run/docker.sock")
 OWN = f"unix://{SOCKET}"
 DEFAULT_HOSTS = (None, "", OWN, "unix:///run/docker.sock")
-JOIN_GROUP = "sudo usermod -aG docker $USER, then log in again"
 USE_OWN = "`unset DOCKER_HOST` (`docker context use default`) to use this machine's own"
 
 
@@ -48,54 +47,25 @@ def named_engine() -> str | None:
     return None if host in DEFAULT_HOSTS else host
 
 
-def refuse_ssh(url: str) -> None:
-    """The SDK takes ssh:// by paramiko alone, and what is built and served is mounted from folders of this machine."""
-    if url.startswith("ssh://"):
-        raise HostError(
-            f"DOCKER_HOST or docker's context: got {url}, expected an engine that is reached without ssh",
-            next_step=f"{USE_OWN}, or run sparkpin over there; `invoke export TAG {url}` sends it a release",
-        )
-
-
 def ask(url: str) -> str | None:
-    """The version of the engine at a url, None when none answers. HostError when this user may not ask it."""
+    """The version of the engine at a url, None when none answers."""
     try:
         client = docker.DockerClient.from_env(timeout=10, environment={**environment(), "DOCKER_HOST": url})
         with contextlib.closing(client):
             return str(client.version()["Version"])
-    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
-        if "PermissionError" in str(error):
-            lack = f"no permission to talk to the Docker engine at {url}"
-            raise HostError(lack, next_step=JOIN_GROUP) from None
+    except (docker.errors.DockerException, requests.exceptions.RequestException):
         return None
 
 
-def running_version() -> str | None:
-    """Of the engine that is meant; None where that is this machine's own, and it does not run. HostError for one that
-    the user names and that cannot be used: it is theirs, so no other takes its place."""
-    named = named_engine()
-    if not named:
-        return ask(OWN)
-    refuse_ssh(named)
-    if version := ask(named):
-        return version
-    raise HostError(
-        f"{named}, which DOCKER_HOST or docker's context names, does not answer",
-        next_step=f"start that engine, or {USE_OWN}",
-    )
-
-
 def start_engine(paths: Paths) -> str:
-    """Version of the engine that answers, started when none did. HostError when none can be had."""
-    if version := running_version():
-        return version
+    """The version of this machine's own engine, started unless another run does it. HostError when none can be had."""
     if os.geteuid() != 0:
         raise HostError("no Docker engine answers, and only root may start one", next_step=start_command())
-    log = paths.engine / "dockerd.log"
-    with files.lock(paths.engine / ".lock", on_wait=lambda: say("another run is starting the Docker engine")):
+    log = paths.cache / "engine/dockerd.log"
+    with files.lock(log.with_name(".lock"), on_wait="another run is starting the Docker engine"):
         if version := ask(OWN):
             return version
-        argv = ["systemctl", "start", "docker"] if has_systemd() else [dockerd()]
+        argv = ["systemctl", "start", "docker"] if has_systemd() else [require_program("dockerd", package="docker.io")]
         return wait_for_engine(spawn(argv, log), OWN, log)
 
 
@@ -108,12 +78,6 @@ def start_command() -> str:
     return "sudo systemctl start docker" if has_systemd() else "sudo sh -c 'setsid dockerd >/dev/null 2>&1 &'"
 
 
-def dockerd() -> str:
-    if command := find_program("dockerd"):
-        return command
-    raise HostError("no Docker engine answers and there is no dockerd to start", next_step="invoke doctor")
-
-
 def spawn(argv: Sequence[str], log: Path, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
     """In a session of its own: Ctrl-C is for us, and the machine's engine outlives this process."""
     say(f"starting the Docker engine (log: {log})")
@@ -124,7 +88,7 @@ def spawn(argv: Sequence[str], log: Path, stdin: int = subprocess.DEVNULL) -> su
             stdout=output,
             stderr=output,
             cwd="/",
-            env={**os.environ, "PATH": f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"},
+            env={**os.environ, "PATH": search_path()},
             start_new_session=True,
         )
 

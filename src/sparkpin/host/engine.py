@@ -46,10 +46,6 @@ class Api(docker.APIClient):
 
 
 class Client(docker.DockerClient):
-    """host: the environment that leads the CLI to the same engine."""
-
-    host: Mapping[str, str]
-
     def __init__(self, *args: Any, **options: Any) -> None:
         self.api = Api(*args, **options)
 
@@ -69,30 +65,31 @@ class Engine:
 
     @classmethod
     def connect(cls, host: Mapping[str, str] | None = None) -> Engine:
-        """The engine of an environment (None: this process's), which answers. EngineError when none does, or the user
-        may not talk to it; HostError for one that cannot be used."""
-        is_meant = host is None  # to build and serve with: images can be sent to any
+        """The engine of an environment, which answers; None: the one to build and serve with. EngineError when none
+        does; HostError when the user may not talk to it, or named one that cannot be used: it is theirs, so no other
+        takes its place."""
+        named = daemon.named_engine() if host is None else None
         host = daemon.environment() if host is None else host
         url = host.get("DOCKER_HOST") or ""
-        daemon.refuse_ssh(url)
-        with engine_errors(f" at {url or 'the default socket'}"):
-            client: Any = Client.from_env(timeout=CONNECT_SECONDS, environment=dict(host))
-        client.host = host
+        if url.startswith("ssh://"):  # the SDK takes it by paramiko alone, and folders are mounted from this machine
+            step = f"{daemon.USE_OWN}, or run sparkpin over there; `invoke export TAG {url}` sends it a release"
+            raise HostError(f"got the Docker engine {url}, expected one that is reached without ssh", next_step=step)
+        try:
+            with engine_errors(f" at {url or 'the default socket'}"):
+                client: Any = Client.from_env(timeout=CONNECT_SECONDS, environment=dict(host))
+        except EngineError as error:
+            if named:
+                raise HostError(error.message, next_step=f"start that engine, or {daemon.USE_OWN}") from None
+            raise
         client.api.timeout = WORK_SECONDS
         engine = cls(client, host)
         if client.api.base_url.startswith("http+docker://"):  # a socket: no proxy and no .netrc to look for each time
             client.api.trust_env = False
-            if is_meant and url not in daemon.DEFAULT_HOSTS:
-                engine.refuse_rootless()
+            # It maps users, and nobody has tried what that does to the owners of layers' files and of checkpoints.
+            if named and any("rootless" in option for option in engine.info.get("SecurityOptions") or ()):
+                lack = f"the Docker engine at {named} is rootless, expected one that runs as root"
+                raise HostError(lack, next_step=daemon.USE_OWN)
         return engine
-
-    def refuse_rootless(self) -> None:
-        """It maps users, and nobody has tried what that does to the owners of layers' files and of checkpoints."""
-        if any("rootless" in option for option in self.info.get("SecurityOptions") or ()):
-            raise HostError(
-                f"the Docker engine at {self.host['DOCKER_HOST']} is rootless, expected one that runs as root",
-                next_step=daemon.USE_OWN,
-            )
 
     @property
     def containers(self) -> Any:
@@ -184,7 +181,7 @@ class Engine:
         """Seal and load in one pass, without a copy on the disk. The tag appears when all of it is in.
 
         sizes: notes that containerd's store is read and written with. Raises EngineError when the engine lacks a layer
-        that is left out; see `has_layers`.
+        that is left out; see `image_above`.
         """
         new = [part for part in parts if not isinstance(part, str)]
         below = None if self.keeps_layers else self.blobs([part for part in parts if isinstance(part, str)], sizes)
@@ -218,12 +215,8 @@ class Engine:
         with engine_errors():
             return stored_layers(found, sizes, self.client.api.get_image)[: len(diff_ids)]
 
-    def has_layers(self, diff_ids: Sequence[str]) -> bool:
-        """Whether an image stands on these layers, lowest first, so that an archive may leave them out."""
-        return self.image_above(diff_ids) is not None
-
     def image_above(self, diff_ids: Sequence[str]) -> ImageInfo | None:
-        """The smallest image that stands on these layers."""
+        """The smallest image that stands on these layers, lowest first: an archive may leave them out."""
         found = [image for image in self.images() if image.diff_ids[: len(diff_ids)] == tuple(diff_ids)]
         return min(found, key=lambda image: len(image.diff_ids), default=None)
 
@@ -269,8 +262,8 @@ def engine_errors(where: str = "") -> Iterator[None]:
         if isinstance(error, docker.errors.DockerException) and not isinstance(error.__cause__, Exception):
             raise refused(str(error)) from None
         if "PermissionError" in str(error):
-            lack = f"no permission to talk to the Docker engine{where}"
-            raise EngineError(lack, next_step=daemon.JOIN_GROUP) from None
+            step = "sudo usermod -aG docker $USER, then log in again"
+            raise HostError(f"no permission to talk to the Docker engine{where}", next_step=step) from None
         late = f" within {QUESTION_SECONDS} s" if isinstance(error, requests.exceptions.ReadTimeout) else ""
         raise EngineError(f"no Docker engine answers{where}{late}", next_step="invoke doctor") from None
 

@@ -30,15 +30,11 @@ CAPABILITY = "12.1"
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """module: version of the loaded NVIDIA driver, "" for none; ways: by which Docker hands out the GPU."""
+    """driver: version of the loaded NVIDIA driver, "" for none; ways: by which Docker hands out the GPU."""
 
     gpus: tuple[Gpu, ...]
-    module: str
+    driver: str
     ways: tuple[str, ...]
-
-    @property
-    def driver(self) -> str:
-        return self.gpus[0].driver if self.gpus else self.module
 
 
 def read_gpu_facts(engine: Mapping[str, Any]) -> GpuFacts:
@@ -49,7 +45,8 @@ def read_gpu_facts(engine: Mapping[str, Any]) -> GpuFacts:
     if version_of(engine.get("ServerVersion", "")) >= (25,):
         specifications = [path for folder in ("etc/cdi", "var/run/cdi") for path in (machine.ROOT / folder).glob("*")]
         ways += ["CDI"] if any("nvidia.com/gpu" in machine.text(path) for path in specifications) else []
-    return GpuFacts(machine.read_gpus(), machine.text("sys/module/nvidia/version").strip(), tuple(ways))
+    gpus, loaded = machine.read_gpus(), machine.text("sys/module/nvidia/version").strip()
+    return GpuFacts(gpus, gpus[0].driver if gpus else loaded, tuple(ways))
 
 
 def gpu_requirements(facts: GpuFacts, cuda: str) -> Iterator[Requirement]:

@@ -24,8 +24,11 @@ SLOWED = {
     "hw_power_brake_slowdown": "the power supply",
 }
 FIELDS = (
-    *("name", "compute_cap", "driver_version", "utilization.gpu"),
-    *(f"clocks_event_reasons.{reason}" for reason in SLOWED),
+    "name",
+    "compute_cap",
+    "driver_version",
+    "utilization.gpu",
+    *(f"clocks_event_reasons.{why}" for why in SLOWED),
 )
 QUERY = ("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
 
@@ -64,15 +67,6 @@ class Host:
     is_root: bool
     memory_total: int
     memory_available: int
-
-    @property
-    def has_apt(self) -> bool:
-        return bool({"debian", "ubuntu"} & set(self.family))
-
-    @property
-    def summary(self) -> str:
-        """One line for people. What a record keeps is `fingerprint.Fingerprint`."""
-        return f"{self.distribution}, {self.arch}{', DGX Spark' * self.is_spark}, {self.memory_total / 1e9:.0f} GB"
 
 
 def read_host() -> Host:
@@ -168,13 +162,17 @@ def read_gpus() -> tuple[Gpu, ...]:
     return tuple(found)
 
 
+def search_path() -> str:
+    """PATH with the system's folders: a user's often lacks sbin."""
+    return f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
+
+
 def find_program(name: str) -> str | None:
-    """System folders too: a user's PATH often lacks sbin."""
-    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}")
+    return shutil.which(name, path=search_path())
 
 
 def require_program(name: str, package: str) -> str:
-    if program := shutil.which(name):
+    if program := find_program(name):
         return program
     raise HostError(f"there is no {name} on this machine", next_step=f"apt-get install {package} (as root)")
 

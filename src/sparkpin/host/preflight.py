@@ -19,7 +19,7 @@ from sparkpin.core.terminal import say, size
 from sparkpin.host import buildkit, daemon, machine
 from sparkpin.host.engine import Engine
 from sparkpin.host.gpu import gpu_requirements, read_gpu_facts
-from sparkpin.host.machine import SYSTEM_PATH, Host, Requirement, checked, find_program, text
+from sparkpin.host.machine import Host, Requirement, checked, find_program, search_path, text
 from sparkpin.pins.schema import Stack
 
 CERTIFICATES = ("etc/ssl/certs/ca-certificates.crt", "etc/pki/tls/certs/ca-bundle.crt", "etc/ssl/ca-bundle.pem")
@@ -35,15 +35,14 @@ class Needs:
     engine: int = 12 * 10**9
 
 
-GPU_NEEDS = Needs(cache=16 * 10**9, engine=38 * 10**9)
-"""For a stack with a GPU: 53 GB of disk at the peak of a first build of `spark` from nothing, of which the cache had
-up to 16 GB; the engine keeps an image of 9 GB and BuildKit's copies. A model comes on top, as
-`invoke build --checkpoint-only --dry-run` prints."""
 MEMORY = 6 * 10**9  # bytes in all, to build; what a recipe's server needs is `plan`'s
 
 
 def needs_for(stack: Stack) -> Needs:
-    return GPU_NEEDS if stack.gpu else Needs()
+    """With a GPU: 53 GB of disk at the peak of a first build of `spark` from nothing, of which the cache had up to
+    16 GB; the engine keeps an image of 9 GB and BuildKit's copies. A model comes on top, as
+    `invoke build --checkpoint-only --dry-run` prints."""
+    return Needs(cache=16 * 10**9, engine=38 * 10**9) if stack.gpu else Needs()
 
 
 def requirements(paths: Paths, host: Host, stack: Stack, *, published: bool = False) -> list[Requirement]:
@@ -53,18 +52,15 @@ def requirements(paths: Paths, host: Host, stack: Stack, *, published: bool = Fa
     published: images are to come from a registry, too.
     """
     bundle = next((str(machine.ROOT / name) for name in CERTIFICATES if (machine.ROOT / name).is_file()), None)
-    found = [engine(host), client(host)]
+    docker, connected = engine(host)
+    found = [docker, client(host)]
     found.append(program(host, "ca-certificates", bundle, "fetching over HTTPS requires them"))
     if published:
         found.append(program(host, "skopeo", find_program("skopeo"), "registries need it"))
     if MACHINES[stack.platform] != host.arch:
         found.append(emulation(host, MACHINES[stack.platform]))
-    if host.is_spark and stack.gpu:
-        connected = None
-        with contextlib.suppress(SparkpinError):  # it has a row of its own
-            connected = Engine.connect()
-        if not (connected and connected.elsewhere):
-            found += gpu_requirements(read_gpu_facts(connected.info if connected else {}), stack.gpu.cuda)
+    if host.is_spark and stack.gpu and not (connected and connected.elsewhere):
+        found += gpu_requirements(read_gpu_facts(connected.info if connected else {}), stack.gpu.cuda)
     for row in disk_rows(folders_of(paths, needs_for(stack))):
         found.append(checked("disk space", not row.short, row.text, MORE_DISK))
     memory = f"{size(host.memory_total)}, {size(host.memory_available)} of it available; {size(MEMORY)} needed"
@@ -75,18 +71,20 @@ def missing(paths: Paths, host: Host, stack: Stack, *, published: bool = False) 
     return [one for one in requirements(paths, host, stack, published=published) if one.state == "MISSING"]
 
 
-def engine(host: Host) -> Requirement:
-    """A stopped engine is no lack for root, for whom building starts it."""
+def engine(host: Host) -> tuple[Requirement, Engine | None]:
+    """The engine, where one answers. A stopped one is no lack for root, for whom building starts it."""
     name = "docker engine"
     try:
-        version = daemon.running_version()
+        found = Engine.connect()
+        return Requirement(name, "ok", f"{found.version} at {daemon.named_engine() or daemon.OWN}"), found
     except HostError as error:
-        return Requirement(name, "MISSING", error.message, error.next_step)
-    if version:
-        return Requirement(name, "ok", f"{version} at {daemon.named_engine() or daemon.OWN}")
-    if not (path := find_program("dockerd")):
-        return lacking(host, name, "no dockerd, and no engine answers", "docker.io")
-    return checked(name, host.is_root, f"{path}, not running; a build by root starts it", daemon.start_command())
+        return Requirement(name, "MISSING", error.message, error.next_step), None
+    except SparkpinError:
+        path = find_program("dockerd")
+    if not path:
+        return lacking(host, name, "no dockerd, and no engine answers", "docker.io"), None
+    text = f"{path}, not running; a build by root starts it"
+    return checked(name, host.is_root, text, daemon.start_command()), None
 
 
 def client(host: Host) -> Requirement:
@@ -184,7 +182,7 @@ def size_of(folder: Path, limit: int) -> int:
 
 def lacking(host: Host, name: str, detail: str, *packages: str) -> Requirement:
     """An unmet requirement that packages meet: the command where apt is known, else only what to look for."""
-    if not host.has_apt:
+    if not {"debian", "ubuntu"} & {*host.family}:
         return Requirement(name, "MISSING", detail, f"install {', '.join(packages)} with the package manager")
     # apt waits for another (a fresh machine updates itself) instead of failing at its lock
     apt = f"{'' if host.is_root else 'sudo '}apt-get -o DPkg::Lock::Timeout=300"
@@ -199,8 +197,7 @@ def install(lacks: Sequence[Requirement], host: Host) -> None:
         listed = "".join(f"\n  {lack.name}: {lack.detail}" for lack in lacks)
         steps = dict.fromkeys(lack.fix for lack in lacks)
         raise HostError(f"this machine lacks:{listed}\nNothing was changed.", next_step="; then ".join(steps))
-    path = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
-    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_MODE": "l", "PATH": path}
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_MODE": "l", "PATH": search_path()}
     for command in dict.fromkeys(lack.fix for lack in lacks):
         say(command)
         done = subprocess.run(

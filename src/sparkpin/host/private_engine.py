@@ -16,8 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparkpin.host.daemon import dockerd, spawn, wait_for_engine
+from sparkpin.host.daemon import spawn, wait_for_engine
 from sparkpin.host.engine import Engine
+from sparkpin.host.machine import require_program
 
 NAMESPACES = ("unshare", "--fork", "--pid", "--mount-proc", "--propagation", "slave")
 # The first process: it ends with the engine, or when its input does, the other end of which this program has.
@@ -54,7 +55,8 @@ def private_engine(
     # The numbers in these pid files are others' now, and dockerd would wait for them.
     pidfile.unlink(missing_ok=True)
     shutil.rmtree(folder / "exec", ignore_errors=True)
-    argv = [*enter, *NAMESPACES, *FIRST, dockerd(), f"--config-file={configuration}"]
+    dockerd = require_program("dockerd", package="docker.io")
+    argv = [*enter, *NAMESPACES, *FIRST, dockerd, f"--config-file={configuration}"]
     process = spawn(argv, log, stdin=subprocess.PIPE)
     assert process.stdin
     try:

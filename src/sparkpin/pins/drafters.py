@@ -36,26 +36,21 @@ def second_model(plan: Mapping[str, Any]) -> Any:
     return None if by_name else model
 
 
-def command_faults(words: Sequence[str], recipe: Recipe) -> Iterator[ManifestError]:
-    """What is wrong with the draft model that a recipe's own command names."""
-    file = recipe.file
-    try:
-        plan = speculation(words, file)
-    except ManifestError as fault:
-        yield fault
-        return
+def require_pinned(words: Sequence[str], recipe: Recipe) -> None:
+    """ManifestError where a recipe's own command names a draft model that is not its `drafter`."""
+    file, plan = recipe.file, speculation(words, recipe.file)
     model, tokens = plan.get("model"), plan.get(TOKENS)
     if short := flag_value(words, SHORT):
-        yield ManifestError(file, f"command, {SHORT}", short, f"a drafter as `model` of {FLAG} (docs/drafters.md)")
-    elif recipe.drafter is None:
+        raise ManifestError(file, f"command, {SHORT}", short, f"a drafter as `model` of {FLAG} (docs/drafters.md)")
+    if recipe.drafter is None:
         if second_model(plan) not in (None, MODEL_PATH):
             step = f"write `drafter: {model}` there, and its pin in pins/models/ (docs/drafters.md)"
             expected = "the recipe's `drafter`, since a container has nothing that is not pinned"
-            yield ManifestError(file, f"command, {FLAG}: model", model, expected, next_step=step)
+            raise ManifestError(file, f"command, {FLAG}: model", model, expected, next_step=step)
     elif model not in (recipe.drafter, PATH):
-        yield ManifestError(file, f"command, {FLAG}: model", model, f"{recipe.drafter!r}, the recipe's drafter")
+        raise ManifestError(file, f"command, {FLAG}: model", model, f"{recipe.drafter!r}, the recipe's drafter")
     elif type(tokens) is not int or tokens < 1:
-        yield ManifestError(file, f"command, {FLAG}: {TOKENS}", tokens, "how many tokens a draft has")
+        raise ManifestError(file, f"command, {FLAG}: {TOKENS}", tokens, "how many tokens a draft has")
 
 
 def mounted(argv: Sequence[str], recipe: Recipe) -> list[str]:

@@ -196,8 +196,10 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _read_lock(kind: type[K], path: Path, command: str, inputs: str | None = None) -> K:
-    """inputs: what the lock must have been made of, where that counts."""
+def read_lock(kind: type[K], project: Path, name: str, inputs: str | None = None) -> K:
+    """The lock that is there. inputs: what it must have been made of; None for a former one, which fits no pins."""
+    what = "stack" if kind is StackLock else "model"
+    path, command = project / f"pins/{what}s/{name}.lock", f"invoke lock --{what} {name}"
     if not path.is_file():
         raise ManifestError(path, WHOLE, "no such file", "a lock: nobody has locked this yet", next_step=command)
     require_size(path, LOCK_LIMIT)
@@ -215,14 +217,9 @@ def _read_lock(kind: type[K], path: Path, command: str, inputs: str | None = Non
 def stack_inputs(stack: Stack) -> str:
     """Over what decides the closure; how wheels are grouped into layers and why some are left out does not."""
     python = stack.python
-    return digest_of(
-        [
-            stack.platform,
-            stack.debian.model_dump(mode="json"),
-            [python.version, python.requirements, sorted(python.exclude), python.torch_backend],
-            [sorted(python.constraints), sorted(python.overrides)],
-        ]
-    )
+    debian, bounds = stack.debian.model_dump(mode="json"), [sorted(python.constraints), sorted(python.overrides)]
+    wheels = [python.version, python.requirements, sorted(python.exclude), python.torch_backend]
+    return digest_of([stack.platform, debian, wheels, bounds])
 
 
 def model_inputs(pin: ModelPin) -> str:
@@ -232,13 +229,7 @@ def model_inputs(pin: ModelPin) -> str:
 
 
 def load_stack_lock(project: Path, stack: Stack) -> StackLock:
-    path, command = project / f"pins/stacks/{stack.name}.lock", f"invoke lock --stack {stack.name}"
-    return _read_lock(StackLock, path, command, stack_inputs(stack))
-
-
-def former_stack_lock(project: Path, name: str) -> StackLock:
-    """The lock that is there, whether or not it still fits the pins."""
-    return _read_lock(StackLock, project / f"pins/stacks/{name}.lock", f"invoke lock --stack {name}")
+    return read_lock(StackLock, project, stack.name, stack_inputs(stack))
 
 
 def model_lock_file(project: Path, name: str) -> Path:
@@ -252,17 +243,11 @@ def unlocked(project: Path, pin: ModelPin) -> list[str]:
 
 
 def load_model_lock(project: Path, pin: ModelPin) -> ModelLock:
-    command = f"invoke lock --model {pin.name}"
-    lock = _read_lock(ModelLock, model_lock_file(project, pin.name), command, model_inputs(pin))
+    lock = read_lock(ModelLock, project, pin.name, model_inputs(pin))
     if pin.drafter is None:
         return lock
     drafter = load_model_lock(project, pin.drafter).repositories[pin.drafter.base]
     return lock.model_copy(update={"repositories": lock.repositories | {DRAFTER: drafter}})
-
-
-def former_model_lock(project: Path, name: str) -> ModelLock:
-    """The lock that is there, whether or not it still fits the pin."""
-    return _read_lock(ModelLock, model_lock_file(project, name), f"invoke lock --model {name}")
 
 
 def lock_text(lock: StackLock | ModelLock) -> str:
@@ -288,17 +273,11 @@ def wheel_groups(project: Path, stack: Stack, lock: StackLock) -> dict[str, list
     from packaging.utils import canonicalize_name  # half of what `invoke images` would load
 
     left = {canonicalize_name(wheel.name): wheel for wheel in lock.wheels}
-    groups: dict[str, list[schema.LockedFile]] = {}
-    for layer in stack.python.layers:
-        groups[layer.name] = []
-        for package in layer.packages if layer.packages != ["*"] else []:
-            if (name := canonicalize_name(package)) not in left:
-                key, file = f"python.layers.{layer.name}", project / f"pins/stacks/{stack.name}.yaml"
-                raise ManifestError(file, key, package, "a distribution of the lock that no other layer names")
-            groups[layer.name].append(left.pop(name))
-    rest = next(layer.name for layer in stack.python.layers if layer.packages == ["*"])
-    groups[rest] += left.values()
-    by_name = {
-        layer: sorted(wheels, key=lambda wheel: canonicalize_name(wheel.name)) for layer, wheels in groups.items()
-    }
-    return {layer: wheels for layer, wheels in by_name.items() if wheels}
+    names = {layer.name: sorted(map(canonicalize_name, layer.packages)) for layer in stack.python.layers}
+    named = [name for some in names.values() for name in some if name != "*"]
+    if wrong := [name for name in named if name not in left or named.count(name) > 1]:
+        file, expected = project / f"pins/stacks/{stack.name}.yaml", "distributions of the lock, each in one layer"
+        raise ManifestError(file, "python.layers", wrong, expected)
+    rest = sorted(left.keys() - {*named})
+    groups = {layer: [left[name] for name in (rest if some == ["*"] else some)] for layer, some in names.items()}
+    return {layer: wheels for layer, wheels in groups.items() if wheels}

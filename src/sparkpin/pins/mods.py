@@ -87,8 +87,7 @@ def read_mod(project: Path, name: str) -> Mod:
     points = table.get("entry-points", {}).get(KERNELS, {})
     if list(points) not in ([], [name]):
         raise ManifestError(pyproject, f'project.entry-points."{KERNELS}"', list(points), f"the mod's name, {name}")
-    readme = table.get("readme", "")
-    files, size = read_files(folder)
+    files, readme = read_files(folder), table.get("readme", "")
     # The backend writes its version into the wheel.
     identity = [BACKEND, importlib.metadata.version("flit_core"), [astuple(file) for file in files]]
     return Mod(
@@ -98,25 +97,23 @@ def read_mod(project: Path, name: str) -> Mod:
         version=table["version"],
         readme=readme if isinstance(readme, str) else readme.get("file", ""),
         files=files,
-        size=size,
+        size=sum((folder / file.path).stat().st_size for file in files),
         key=hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
         kernels=bool(points),
     )
 
 
-def read_files(folder: Path) -> tuple[tuple[ModFile, ...], int]:
-    """The files of a mod that count, by path, and their bytes."""
-    files, size = [], 0
+def read_files(folder: Path) -> tuple[ModFile, ...]:
+    """The files of a mod that count, by path."""
+    files = []
     for path in folder.rglob("*"):
         below = path.relative_to(folder)
         if not path.is_file() or not counts(below):
             continue
         if not is_plain(below.as_posix()):
             raise ManifestError(folder, "file name", below.as_posix(), "one that can be printed, without backslash")
-        digest, length = sha256_file(path)
-        files.append(ModFile(below.as_posix(), digest, bool(path.stat().st_mode & 0o100)))
-        size += length
-    return tuple(sorted(files, key=lambda file: file.path)), size
+        files.append(ModFile(below.as_posix(), sha256_file(path)[0], bool(path.stat().st_mode & 0o100)))
+    return tuple(sorted(files, key=lambda file: file.path))
 
 
 def counts(path: Path) -> bool:
@@ -195,8 +192,14 @@ def read_templates(project: Path, names: Sequence[str], file: str, vllm: str) ->
         if mod is None or mod.template is None:
             expected = counterpart(mod, vllm) if mod else f"a chat template of {COMMUNITY_MODS}; no run.sh is run here"
             raise ManifestError(file, "mods", name, expected, next_step=f"take it out of `mods` of {file}")
-        found.append(CarriedTemplate(mod.name, mod.template.name))
-        require_file(project, found[-1], mod.template)
+        one, template = CarriedTemplate(mod.name, mod.template.name), mod.template
+        if not (path := project / one.file).is_file():
+            step = fetch_command(one.file, template) or f"bring {one.file} back"
+            raise ManifestError(one.file, WHOLE, "no such file", "the chat template, not here yet", next_step=step)
+        if (sha256 := sha256_file(path)[0]) != template.sha256:
+            step = f"bring it back, or write the new SHA-256 into {COMMUNITY_MODS} if it is meant to be so"
+            raise IntegrityError(f"{path}: got sha256={sha256}, expected {template.sha256}", next_step=step)
+        found.append(one)
     return tuple(found)
 
 
@@ -205,16 +208,6 @@ def counterpart(mod: CommunityMod, vllm: str) -> str:
     if is_needless(mod, vllm):
         return f"no such mod, which vLLM {vllm} does not need ({mod.reason})"
     return f"{mod.instead or f'vLLM {mod.needless}, which does not need it'} ({mod.reason})"
-
-
-def require_file(project: Path, one: CarriedTemplate, template: ChatTemplate) -> None:
-    path = project / one.file
-    if not path.is_file():
-        step = fetch_command(one.file, template) or f"bring {one.file} back"
-        raise ManifestError(one.file, WHOLE, "no such file", "the chat template, which is not here yet", next_step=step)
-    if (sha256 := sha256_file(path)[0]) != template.sha256:
-        step = f"bring it back, or write the new SHA-256 into {COMMUNITY_MODS} if it is meant to be so"
-        raise IntegrityError(f"{path}: got sha256={sha256}, expected {template.sha256}", next_step=step)
 
 
 def fetch_command(file: str, template: ChatTemplate) -> str:

@@ -522,15 +522,14 @@ class Family(StrictModel):
     unverified: Reason | None = None
 
 
-Condition = Annotated[str, Field(min_length=1)]  # as known_issues.fits reads it
 Named = Annotated[str, Field(pattern=r"^(--[a-z][a-z-]*(\.[a-z_]+)?|[A-Z][A-Z0-9_]*|kernel|driver|memory)$")]
 
 
 class KnownIssue(StrictModel):
     """What has broken for others, under conditions that all have to hold. pins/known_issues.yaml says which there are.
 
-    lacks: a distribution that the stack's lock has not. memory: `invoke plan` tells it, too. unverified: what nobody
-    here could check.
+    when: flag, variable or fact -> its condition, as known_issues.fits reads it. lacks: a distribution that the stack's
+    lock has not. memory: `invoke plan` tells it, too. unverified: what nobody here could check.
     """
 
     name: Name
@@ -541,7 +540,7 @@ class KnownIssue(StrictModel):
     models: list[str] = []
     lacks: str = ""
     memory: bool = False
-    when: Annotated[dict[Named, Condition], Field(min_length=1)]
+    when: Annotated[dict[Named, Reason], Field(min_length=1)]
     text: Reason
     do: Reason
     evidence: Annotated[list[Evidence], Field(min_length=1)]

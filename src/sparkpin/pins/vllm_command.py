@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins import drafters, nodes
 from sparkpin.pins.schema import Family, FlagValue, Recipe, Scalar, Serve, Stack, Stage, is_within
-from sparkpin.pins.values import require_values, value_faults
+from sparkpin.pins.values import require_values
 from sparkpin.pins.vllm_flags import (
     MODEL_PATH,
     SERVED_NAME,
@@ -84,22 +84,16 @@ def setters(stack: Stack, chain: Iterable[Stage]) -> list[tuple[str, Serve]]:
 def own_argv(recipe: Recipe) -> list[str]:
     """The recipe's command alone, filled in and split. Errors: see `serve_argv`."""
     words = split(fill(recipe.command, recipe.defaults, recipe.file), recipe.file)
-    for fault in own_faults(words, recipe):
-        raise fault
-    return drafters.mounted([*words[:2], MODEL_PATH, *words[3:]], recipe)
-
-
-def own_faults(words: Sequence[str], recipe: Recipe) -> Iterator[ManifestError]:
-    """What is wrong with the words of a recipe's command, whatever vLLM it is for."""
     if words[2] not in (recipe.model, MODEL_PATH):
         expected = f"{recipe.model!r} (the recipe's model) or {MODEL_PATH!r}"
-        yield ManifestError(recipe.file, "command", words[2], expected)
+        raise ManifestError(recipe.file, "command", words[2], expected)
     backend = flag_value(words, nodes.EXECUTOR)
     if recipe.nodes > 1 and backend not in (None, "mp"):
         expected = "mp, vLLM's own executor, or a command without the flag"
-        yield ManifestError(recipe.file, "command", f"{nodes.EXECUTOR} {backend}", expected)
-    yield from value_faults(words, environment(recipe.env), recipe.file)
-    yield from drafters.command_faults(words, recipe)
+        raise ManifestError(recipe.file, "command", f"{nodes.EXECUTOR} {backend}", expected)
+    require_values(words, environment(recipe.env), recipe.file)
+    drafters.require_pinned(words, recipe)
+    return drafters.mounted([*words[:2], MODEL_PATH, *words[3:]], recipe)
 
 
 def fill(command: str, defaults: Mapping[str, Scalar], file: object) -> str:

@@ -123,12 +123,10 @@ def flag_words(name: str, value: FlagValue) -> tuple[str, ...]:
         return (name,)
     if value is False:
         return ("--" + name[5:] if name.startswith("--no-") else "--no-" + name[2:],)
-    return name, *(word_of(item) for item in (value if isinstance(value, list) else [value]))
-
-
-def word_of(value: Any) -> str:
-    """A text as it is, anything else as JSON: a number looks the same, true and a mapping do not in Python."""
-    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    items = value if isinstance(value, list) else [value]
+    # A number looks the same as JSON, true and a mapping do not.
+    texts = (i if isinstance(i, str) else json.dumps(i, separators=(",", ":"), ensure_ascii=False) for i in items)
+    return name, *texts
 
 
 def environment(values: Mapping[str, Scalar]) -> dict[str, str]:
@@ -154,18 +152,16 @@ class Flags:
         known = self._read | set(read_yaml(NEUTRAL)["flags"])
         return tuple(" ".join(flag.words) for flag in self._flags if flag.key.partition(".")[0] not in known)
 
-    def values(self, key: str) -> list[Flag]:
+    def last(self, key: str) -> Flag | None:
         self._read.add(key)
-        return [flag for flag in self._flags if flag.key == key]
+        return next((flag for flag in reversed(self._flags) if flag.key == key), None)
 
     def text(self, key: str) -> str | None:
-        found = self.values(key)
-        return found[-1].value if found else None
+        return found.value if (found := self.last(key)) else None
 
     def on(self, key: str, *, default: bool = False) -> bool:
         """Of a bare flag and its `--no-` form: Flag.key is the same for both."""
-        found = self.values(key)
-        return not found[-1].is_negated if found else default
+        return not found.is_negated if (found := self.last(key)) else default
 
     def refuse(self, **neutral: str) -> None:
         """Raise for each of these flags with any value but the one that has no effect."""
@@ -183,12 +179,9 @@ class Flags:
             return AUTO
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)", text.strip())
         if not found or ("." in found[1] and found[2] not in DECIMAL) or float(found[1]) == 0:
-            raise ManifestError(
-                self.origin(key), key, text, "a positive number such as 32768, 32k or 32K", next_step=NEXT
-            )
-        if found[2] in DECIMAL:
-            return int(float(found[1]) * DECIMAL[found[2]])
-        return int(found[1]) * BINARY.get(found[2], 1)
+            expected = "a positive number such as 32768, 32k or 32K"
+            raise ManifestError(self.origin(key), key, text, expected, next_step=NEXT)
+        return int(float(found[1]) * (BINARY | DECIMAL).get(found[2], 1))
 
     def fraction(self, key: str) -> float | None:
         text = self.text(key)

@@ -123,7 +123,7 @@ def exclusive(paths: Paths, *, store: bool) -> Iterator[None]:
         for recipe in records.recipes():
             stack.enter_context(records.locked(recipe))
         if store:
-            stack.enter_context(files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for a fetch")))
+            stack.enter_context(files.lock(paths.locks / "store.lock", on_wait="waiting for a fetch"))
         yield
 
 

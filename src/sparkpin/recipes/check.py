@@ -193,7 +193,7 @@ def of_server(
     """Of a server that would be started so."""
     packages = None  # of a stack that was never locked
     if (project / f"pins/stacks/{stack.name}.lock").is_file():
-        wheels = manifests.former_stack_lock(project, stack.name).wheels
+        wheels = manifests.read_lock(schema.StackLock, project, stack.name).wheels
         packages = frozenset(wheel.name.lower().replace("_", "-") for wheel in wheels)
     served = PlannedServer(
         model=model,

@@ -30,7 +30,7 @@ FOLDER, PROGRAM, ORDER = "/run/sparkpin", "content.pyz", "order.json"
 WAIT_SECONDS = 6 * 3600
 """For the hash of a checkpoint."""
 
-PARTS = ("core/errors.py", "core/files.py", "core/paths.py", "checkpoint/content.py")
+PARTS = ("core/errors.py", "core/terminal.py", "core/files.py", "core/paths.py", "checkpoint/content.py")
 """Files of this package that it consists of, beside each folder's `__init__.py`."""
 
 

@@ -96,7 +96,7 @@ def start(
     with (
         files.lock(
             paths.home / "serve" / f".{release.recipe}.lock",
-            on_wait=lambda: say(f"waiting for another `invoke serve` of {release.recipe}"),
+            on_wait=f"waiting for another `invoke serve` of {release.recipe}",
         ),
         contextlib.ExitStack() as connections,
     ):

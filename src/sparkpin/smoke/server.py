@@ -114,7 +114,7 @@ def smoke_lock(paths: Paths) -> Path:
 def alone(paths: Paths, engine: Engine, others: Sequence[Engine] = ()) -> Iterator[None]:
     """No other smoke test, benchmark or the like of this home runs meanwhile. Removes what killed runs left, and what
     this one leaves. others: of other machines that it uses."""
-    with lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
+    with lock(smoke_lock(paths), on_wait=WAITING):
         remove_leftovers(paths, engine, others)
         try:
             yield

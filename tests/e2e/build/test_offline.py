@@ -15,7 +15,7 @@ import pytest
 from checkout import INVOKE, LONGEST, PROJECT, Checkout
 
 from sparkpin.core.paths import Paths
-from sparkpin.host.daemon import SYSTEM_PATH
+from sparkpin.host.machine import SYSTEM_PATH
 from sparkpin.releases.record import Release, Releases
 
 OFFLINE = f"offline-{uuid.uuid4().hex[:8]}"  # other checkouts may test beside this one, in the same engine

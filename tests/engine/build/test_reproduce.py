@@ -28,8 +28,9 @@ from sparkpin.build.reproduce import StageResult, reproduce, restore
 from sparkpin.core import progress
 from sparkpin.core.errors import DifferenceError, IntegrityError
 from sparkpin.core.paths import Paths
-from sparkpin.host.daemon import SYSTEM_PATH, ask
+from sparkpin.host.daemon import ask
 from sparkpin.host.engine import Engine
+from sparkpin.host.machine import SYSTEM_PATH
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import Release, Releases
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from private_engine import file_layer
+from private_engine import content_of, file_layer
 from tiny_images import make_rootfs
 
 from sparkpin.core.errors import BuildError
@@ -46,11 +46,12 @@ def context(folder: Path, dockerfile: str) -> Path:
     return folder
 
 
-def content_of(archive: Path, name: str) -> bytes:
-    with tarfile.open(archive) as tar:
-        found = tar.extractfile(name)
-        assert found is not None
-        return found.read()
+def built_file(folder: Path, name: str) -> bytes:
+    """A file of what the Dockerfile of a folder makes."""
+    out = folder.parent / "out.tar"
+    buildkit.build(folder, f"--output=type=tar,dest={out}")
+    with tarfile.open(out) as tar:
+        return content_of(tar, name)
 
 
 def test_import_keeps_digest_platform_and_labels(engine: Engine, tmp_path: Path, ref: str) -> None:
@@ -80,8 +81,7 @@ def test_a_failing_step_shows_its_output(engine: Engine, shell: str, tmp_path: P
 def test_a_build_step_has_no_network(engine: Engine, shell: str, tmp_path: Path) -> None:
     show = "while read line; do echo $line; done </proc/net/dev >/tmp/net"
     dockerfile = f'FROM {shell} AS a\nRUN ["/bin/sh", "-c", "{show}"]\nFROM scratch\nCOPY --from=a /tmp/net /net\n'
-    buildkit.build(context(tmp_path / "c", dockerfile), f"--output=type=tar,dest={tmp_path}/out.tar")
-    lines = content_of(tmp_path / "out.tar", "net").splitlines()
+    lines = built_file(context(tmp_path / "c", dockerfile), "net").splitlines()
     names = [line.split(b":")[0].strip() for line in lines if b":" in line]
     assert b"lo" in names and not [name for name in names if name.startswith((b"eth", b"en"))]
 
@@ -97,6 +97,5 @@ def test_a_changed_file_of_equal_size_is_sent_again(engine: Engine, tmp_path: Pa
         for name, content in (("Dockerfile", "FROM scratch\nCOPY file /file\n"), ("file", text)):
             (folder / name).write_text(content)
             date(folder / name)
-        buildkit.build(folder, f"--output=type=tar,dest={tmp_path}/out.tar")
-        seen.append(content_of(tmp_path / "out.tar", "file"))
+        seen.append(built_file(folder, "file"))
     assert seen == [b"one", b"two"]

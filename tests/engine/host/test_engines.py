@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -16,10 +17,11 @@ from pathlib import Path
 
 import pytest
 import tiny_images
+from heard import heard
 from in_container import output_of
 from newer_engine import NEWER, newer_cli, newer_engine
 from newer_engine import newer_root as newer_root
-from private_engine import file_layer, private_engine
+from private_engine import content_of, file_layer, private_engine, remove_tags
 
 from sparkpin.build import render, rootfs
 from sparkpin.build.image import build_image
@@ -33,7 +35,7 @@ from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.saved import open_saved
 from sparkpin.pins import manifests
 
-REF = "sparkpin-test/image:1"
+REF = "sparkpin/test:1"
 CONFIG = {
     "Cmd": ["serve", "--help"],
     "Entrypoint": ["/bin/sh"],
@@ -109,46 +111,39 @@ def site(request: pytest.FixtureRequest, make_site: Callable[[Engine], Site]) ->
 def engine(site: Site) -> Iterator[Engine]:
     """The engine; images that the test makes beside the project's are removed."""
     yield site.engine
-    for image in site.engine.images():
-        for tag in image.tags:
-            if tag.startswith("sparkpin-test/"):
-                site.engine.untag(tag)
+    remove_tags(site.engine, "test")
 
 
 def identity(images: list[ImageInfo]) -> list[tuple[str, tuple[str, ...]]]:
     return [(image.config_digest, image.diff_ids) for image in images]
 
 
-def save(engine: Engine, ref: str, archive: Path) -> None:
-    with archive.open("wb") as file:
-        engine.save(ref, file)
-
-
 def saved_config(engine: Engine, ref: str, archive: Path) -> str:
     """Digest of the configuration that an image really has, by the archive that the engine saves of it."""
-    save(engine, ref, archive)
+    with archive.open("wb") as file:
+        engine.save(ref, file)
     with tarfile.open(archive) as tar:
-        manifest = tar.extractfile("manifest.json")
-        assert manifest is not None
-        config = tar.extractfile(json.load(manifest)[0]["Config"])
-        assert config is not None
-        return "sha256:" + hashlib.sha256(config.read()).hexdigest()
+        (row,) = json.loads(content_of(tar, "manifest.json"))
+        return "sha256:" + hashlib.sha256(content_of(tar, row["Config"])).hexdigest()
 
 
 def nameless(engine: Engine) -> list[str]:
     return [image.id for image in engine.client.images.list() if not image.tags]
 
 
-def test_the_newer_engine_is_newer(site: Site, request: pytest.FixtureRequest) -> None:
+def test_every_engine_makes_the_same_images(
+    site: Site, expected: list[ImageInfo], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     kind = request.node.callspec.params["site"]
-    version = int(site.engine.client.version()["Version"].split(".")[0])
-    assert (version >= 26) == (kind in NEWER)
+    assert (int(site.engine.version.split(".")[0]) >= 26) == (kind in NEWER)
     assert site.engine.keeps_layers == ("containerd" not in kind)
-
-
-def test_every_engine_makes_the_same_images(site: Site, expected: list[ImageInfo], tmp_path: Path) -> None:
+    lines = heard()
     assert identity(site.build_all()) == identity(expected)
-    assert site.made() and site.build_all() and site.made() == []
+    made = [line for line in lines if re.search(r" in [\d.]+ s$", line)]
+    assert len(made) == len(site.stages)
+    lines.clear()
+    assert identity(site.build_all()) == identity(expected)
+    assert len(lines) == len(site.stages), "each is there, and none is made again"
     assert identity(site.elsewhere(tmp_path / "fresh").build_all()) == identity(expected)
     assert nameless(site.engine) == []
 
@@ -209,8 +204,7 @@ def test_a_configuration_comes_through(engine: Engine, tmp_path: Path, architect
     second = engine.load_sealed(above, image.config, os="linux", architecture=architecture, tag=upper)
     engine.untag(REF)
     assert saved_config(engine, upper, tmp_path / "upper.tar") == second.config_digest
-    found = engine.image(upper)
-    assert found is not None and found.config_digest == second.config_digest
+    assert [image.config_digest for image in [engine.image(upper)] if image] == [second.config_digest]
 
 
 def test_a_layer_that_the_engine_lacks_is_refused(engine: Engine) -> None:

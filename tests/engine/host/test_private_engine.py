@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from heard import heard
 from private_engine import engine_folder, sleeper
+from watched import until
 
 from sparkpin.core.errors import HostError
 from sparkpin.core.paths import Paths
@@ -78,10 +78,7 @@ def test_it_ends_with_a_program_that_is_killed(folder: Path) -> None:
     program.send_signal(signal.SIGKILL)
     program.wait()
     program.stdout.close()
-    end = time.monotonic() + 60
-    while left := left_of(folder):
-        assert time.monotonic() < end, left
-        time.sleep(0.05)
+    until(lambda: not left_of(folder), seconds=60)
 
 
 def test_one_that_cannot_start_tells_its_last_lines(folder: Path) -> None:

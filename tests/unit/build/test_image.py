@@ -19,8 +19,8 @@ from sparkpin.image.seal import Part, seal
 class Loading:
     """An engine as far as a load needs one."""
 
-    def has_layers(self, diff_ids: list[str]) -> bool:
-        return False
+    def image_above(self, diff_ids: list[str]) -> None:
+        return None
 
     def load_sealed(
         self, parts: list[Part], config: Any, *, os: str, architecture: str, tag: str, **_: Any

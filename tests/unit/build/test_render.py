@@ -125,7 +125,7 @@ def test_key_does_not_depend_on_where_the_project_lies(tmp_path: Path) -> None:
 def test_a_layer_of_an_unlocked_distribution_is_told(tmp_path: Path) -> None:
     with pytest.raises(ManifestError) as caught:
         rendered(make_project(tmp_path), locked("beta"))
-    assert (caught.value.key, caught.value.got) == ("python.layers.first", "alpha")
+    assert (caught.value.key, caught.value.got) == ("python.layers", ["alpha"])
 
 
 def test_wheel_is_the_same_twice_and_holds_neither_readme_nor_tests(tmp_path: Path) -> None:

@@ -14,11 +14,14 @@ from sparkpin.core import files
 from sparkpin.core.errors import BusyError, DiskError, InputError
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     files.write_json(path, {"a": 1})
     with pytest.raises(RuntimeError), files.atomic_file(path) as file:
         file.write(b"half")
+        raise RuntimeError
+    with pytest.raises(RuntimeError), files.atomic_folder(tmp_path / "checkpoint") as folder:
+        (folder / "shard").write_bytes(b"x")
         raise RuntimeError
     assert path.read_text() == '{\n  "a": 1\n}\n'
     assert list(tmp_path.iterdir()) == [path]
@@ -33,13 +36,6 @@ def test_many_who_write_one_file_at_once_all_succeed(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(write, range(8)))
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
-
-def test_a_failed_folder_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), files.atomic_folder(tmp_path / "checkpoint") as folder:
-        (folder / "shard").write_bytes(b"x")
-        raise RuntimeError
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made_is_one_clear_error() -> None:
@@ -59,22 +55,14 @@ def test_sweep_removes_only_partial_names(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
-def test_a_lock_is_free_once_its_holder_was_killed(tmp_path: Path) -> None:
+def test_a_lock_is_free_once_its_holder_was_killed_and_a_shared_one_keeps_out_who_wants_it_alone(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "lock"
     with held_lock(path), pytest.raises(BusyError), files.lock(path, wait=False):
         pass
-    with files.lock(path, wait=False):
-        pass
-
-
-def test_a_shared_lock_keeps_out_who_wants_it_alone(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    with (
-        held_lock(path, shared=True),
-        files.lock(path, shared=True, wait=False),
-        pytest.raises(BusyError),
-        files.lock(path, wait=False),
-    ):
+    shared = held_lock(path, shared=True), files.lock(path, shared=True, wait=False)
+    with shared[0], shared[1], pytest.raises(BusyError), files.lock(path, wait=False):
         pass
     with files.lock(path, wait=False), pytest.raises(BusyError), files.lock(path, shared=True, wait=False):
         pass

@@ -1,5 +1,4 @@
-"""What a Spark lacks to serve. No Spark is at hand: its facts are made up here, except for nvidia-smi's row, which is
-what driver 580.159.04 wrote on an H200, with the name, capability and [N/A] of a GB10 as its users report them."""
+"""What a Spark lacks to serve. No Spark is available: its facts are made up here."""
 
 from __future__ import annotations
 
@@ -8,33 +7,27 @@ from pathlib import Path
 
 import pytest
 from places import PROJECT
-from test_machine import root_with
+from test_machine import GB10, root_with
 
 from sparkpin.host import machine
 from sparkpin.host.gpu import GpuFacts, gpu_requirements, read_gpu_facts
 from sparkpin.host.machine import Gpu
 from sparkpin.pins import manifests
 
-GB10 = "NVIDIA GB10, 12.1, 580.159.04, 0" + ", Not Active" * 4 + "\n"
 SPARK = GpuFacts((Gpu("NVIDIA GB10", "12.1", "580.159.04"),), "580.159.04", ("the runtime nvidia",))
-
-
-def with_driver(version: str) -> tuple[Gpu, ...]:
-    return (Gpu("NVIDIA GB10", "12.1", version),)
 
 
 @pytest.mark.parametrize(
     ("changes", "cuda", "lacks"),
     [
         ({}, "13.0", {}),
-        ({"gpus": (), "module": ""}, "13.0", {"NVIDIA driver": "MISSING"}),
+        ({"gpus": (), "driver": ""}, "13.0", {"NVIDIA driver": "MISSING"}),
         ({"gpus": ()}, "13.0", {"GPU": "MISSING"}),
         ({"gpus": (Gpu("NVIDIA H200", "9.0", "580.159.04"),)}, "13.0", {"GPU": "advice"}),
         ({"ways": ()}, "13.0", {"GPU in containers": "MISSING"}),
-        ({"gpus": with_driver("580.65.06")}, "13.0", {}),
-        ({"gpus": with_driver("580.65.05")}, "13.0", {"NVIDIA driver": "MISSING"}),
-        ({"gpus": with_driver("575.57.08")}, "12.9", {}),
-        ({"gpus": with_driver("575.57.08")}, "13.1", {"NVIDIA driver": "MISSING"}),
+        ({"driver": "580.65.05"}, "13.0", {"NVIDIA driver": "MISSING"}),
+        ({"driver": "575.57.08"}, "12.9", {}),
+        ({"driver": "575.57.08"}, "13.1", {"NVIDIA driver": "MISSING"}),
     ],
 )
 def test_each_lack_has_the_command_that_meets_it(changes: dict[str, object], cuda: str, lacks: dict[str, str]) -> None:
@@ -52,12 +45,10 @@ def test_what_is_read_of_a_spark(version: str, by_cdi: bool, tmp_path: Path, mon
     }
     monkeypatch.setattr(machine, "ROOT", root_with(tmp_path, files))
     monkeypatch.setattr(machine, "output", lambda argv: GB10 if argv == machine.QUERY else None)
-    info = {"ServerVersion": version, "Runtimes": {"runc": {}}}
-    seen = read_gpu_facts(info)
-    assert (seen.gpus, seen.module) == ((dataclasses.replace(SPARK.gpus[0], utilization=0),), "580.159.04")
+    seen = read_gpu_facts({"ServerVersion": version, "Runtimes": {"runc": {}}})
+    assert (seen.gpus, seen.driver) == ((dataclasses.replace(SPARK.gpus[0], utilization=0),), "580.159.04")
     assert ("CDI" in seen.ways) == by_cdi and "the runtime nvidia" not in seen.ways
-    info["Runtimes"] = {"nvidia": {}}
-    assert "the runtime nvidia" in read_gpu_facts(info).ways
+    assert "the runtime nvidia" in read_gpu_facts({"Runtimes": {"nvidia": {}}}).ways
 
 
 def test_the_cuda_release_of_each_stack_is_that_of_its_lock() -> None:

@@ -17,6 +17,8 @@ SPARK = {
     "etc/os-release": 'NAME="Ubuntu"\nID=ubuntu\nID_LIKE=\'debian\'\nVERSION_ID="24.04"\n',
     "proc/meminfo": "MemTotal:       125000000 kB\nMemAvailable:   100000000 kB\nHugePages_Total:       0\n",
 }
+# nvidia-smi's row: what driver 580.159.04 wrote on an H200, with a GB10's name and capability, as users report them.
+GB10 = "NVIDIA GB10, 12.1, 580.159.04, 0" + ", Not Active" * 4 + "\n"
 GPU = "proc/driver/nvidia/gpus/000f:01:00.0/information"
 
 
@@ -41,7 +43,7 @@ def test_facts(name: str, text: str, is_spark: bool, tmp_path: Path, monkeypatch
     monkeypatch.setattr(host, "ROOT", root_with(tmp_path, SPARK, {name: text}))
     found = host.read_host()
     assert found.is_spark == is_spark
-    assert (found.has_apt, found.distribution, found.family) == (True, "ubuntu 24.04", ("ubuntu", "debian"))
+    assert (found.distribution, found.family) == ("ubuntu 24.04", ("ubuntu", "debian"))
     assert (found.memory_total, found.memory_available) == (128_000_000_000, 102_400_000_000)
 
 
@@ -50,8 +52,7 @@ def test_default_stack(tmp_path: Path) -> None:
     with pytest.raises(HostError):
         host.default_stack(tmp_path, spark)
     root_with(tmp_path, {"pins/stacks/spark.yaml": "", "pins/stacks/cpu.yaml": ""})
-    assert host.default_stack(tmp_path, spark) == "spark"
-    assert host.default_stack(tmp_path, DEBIAN) == "cpu"
+    assert [host.default_stack(tmp_path, one) for one in (spark, DEBIAN)] == ["spark", "cpu"]
     with pytest.raises(HostError):
         host.default_stack(tmp_path, dataclasses.replace(DEBIAN, arch="aarch64"))
 

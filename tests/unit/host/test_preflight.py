@@ -6,6 +6,7 @@ import dataclasses
 import os
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from heard import heard
@@ -31,10 +32,6 @@ def lacks(paths: Paths, host: Host, stack: Stack = CPU) -> dict[str, str]:
     return {one.name: one.fix.partition("--no-install-recommends ")[2] for one in found}
 
 
-def no_engine() -> None:
-    raise EngineError("none answers")
-
-
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     """A machine without any of the programs, certificates or an engine, as far as `requirements` can see."""
@@ -42,15 +39,13 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     monkeypatch.setenv("DOCKER_HOST", "")
     monkeypatch.setattr(machine, "SYSTEM_PATH", str(tmp_path / "nothing"))
     monkeypatch.setattr(machine, "ROOT", tmp_path)
-    monkeypatch.setattr(daemon, "ask", lambda url: None)
-    monkeypatch.setattr(preflight.Engine, "connect", no_engine)
+    monkeypatch.setattr(preflight.Engine, "connect", Mock(side_effect=EngineError("none answers")))
     monkeypatch.setattr(preflight, "size_of", lambda *_: 0)
-    buildkit.builder.cache_clear()
-    yield Paths(tmp_path, tmp_path / "cache", tmp_path / "home")  # type: ignore[misc]
-    buildkit.builder.cache_clear()
+    monkeypatch.setattr(buildkit, "builder", buildkit.builder.__wrapped__)
+    return Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
 
 
-def test_what_a_bare_debian_lacks(bare: Paths) -> None:
+def test_what_a_bare_debian_lacks(bare: Paths, tmp_path: Path) -> None:
     lacking = {"docker engine": "docker.io", "docker client": "docker.io", "ca-certificates": "ca-certificates"}
     assert lacks(bare, DEBIAN) == lacking
     spark = dataclasses.replace(DEBIAN, is_root=False, is_spark=True, arch="aarch64")
@@ -60,23 +55,21 @@ def test_what_a_bare_debian_lacks(bare: Paths) -> None:
     missing = preflight.missing(bare, dataclasses.replace(DEBIAN, family=("fedora",)), CPU)
     assert not any(one.runnable for one in missing)
     assert "skopeo" in {one.name for one in preflight.missing(bare, DEBIAN, CPU, published=True)}
+    root_with(tmp_path, {"proc/sys/fs/binfmt_misc/qemu-aarch64": "enabled\ninterpreter /usr/bin/qemu-aarch64\n"})
+    assert preflight.emulation(DEBIAN, "aarch64").state == "ok"
 
 
-@pytest.mark.parametrize(
-    ("distribution", "family", "wanted"),
-    [
+def test_packages_of_the_client(bare: Paths, tmp_path: Path) -> None:
+    for distribution, family, wanted in (
         ("debian 12", ("debian",), ("docker.io",)),
         ("debian 13", ("debian",), ("docker-cli", "docker-buildx")),
         ("ubuntu 24.04", ("ubuntu", "debian"), ("docker.io", "docker-buildx")),
-    ],
-)
-def test_packages_of_the_client(
-    bare: Paths, tmp_path: Path, distribution: str, family: tuple[str, ...], wanted: object
-) -> None:
-    machine = dataclasses.replace(DEBIAN, distribution=distribution, family=family)
-    assert preflight.client_packages(machine) == wanted
+    ):
+        assert (
+            preflight.client_packages(dataclasses.replace(DEBIAN, distribution=distribution, family=family)) == wanted
+        )
     root_with(tmp_path, {"var/lib/dpkg/info/docker-ce-cli.list": ""})
-    assert preflight.client_packages(machine) == ("docker-buildx-plugin",)
+    assert preflight.client_packages(DEBIAN) == ("docker-buildx-plugin",)
 
 
 def test_a_stopped_engine_is_no_lack_for_root(bare: Paths, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -84,22 +77,18 @@ def test_a_stopped_engine_is_no_lack_for_root(bare: Paths, monkeypatch: pytest.M
     dockerd.chmod(0o755)
     monkeypatch.setattr(machine, "SYSTEM_PATH", str(dockerd.parent))
     user = dataclasses.replace(DEBIAN, is_root=False)
-    assert preflight.engine(DEBIAN).state == "ok"
-    assert (preflight.engine(user).state, preflight.engine(user).fix) == ("MISSING", daemon.start_command())
+    assert preflight.engine(DEBIAN)[0].state == "ok"
+    row, _ = preflight.engine(user)
+    assert (row.state, row.fix) == ("MISSING", daemon.start_command())
+    monkeypatch.undo()
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
-    named = preflight.engine(DEBIAN)  # although root could start another one
+    named, _ = preflight.engine(DEBIAN)  # although root could start another one
     assert (named.state, named.runnable) == ("MISSING", False) and named.fix
-
-
-def test_emulation_that_is_switched_on(bare: Paths, tmp_path: Path) -> None:
-    root_with(tmp_path, {"proc/sys/fs/binfmt_misc/qemu-aarch64": "enabled\ninterpreter /usr/bin/qemu-aarch64\n"})
-    assert preflight.emulation(DEBIAN, "aarch64").state == "ok"
 
 
 def test_what_is_missing_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program of the test's own in the place of apt-get, which would change this machine."""
-    called = tmp_path / "called"
-    program = tmp_path / "apt-get"
+    called, program = tmp_path / "called", root_with(tmp_path, {"apt-get": ""}) / "apt-get"
     program.write_text(f'#!/bin/sh\necho "$*" >>{called}\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
@@ -130,24 +119,12 @@ def test_disk_space_is_summed_per_file_system(tmp_path: Path, monkeypatch: pytes
     assert 0 < short(4 * GB, 4 << 20) < 4 << 20, "but a model does"
 
 
-def never(*_: object, **__: object) -> None:
-    raise AssertionError("nothing may be run")
-
-
-@pytest.mark.parametrize(
-    ("machine", "lacking"),
-    [
-        (dataclasses.replace(DEBIAN, is_root=False), [IPTABLES]),
-        (DEBIAN, [IPTABLES, FULL]),
-    ],
-)
-def test_where_installing_cannot_help_nothing_is_changed(
-    machine: Host, lacking: list[Requirement], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(subprocess, "run", never)
-    with pytest.raises(HostError) as caught:
-        preflight.install(lacking, machine)
-    assert caught.value.exit_code == 3 and all(one.fix in caught.value.next_step for one in lacking)
+def test_where_installing_cannot_help_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", None)  # nothing may be run
+    for host, lacking in ((dataclasses.replace(DEBIAN, is_root=False), [IPTABLES]), (DEBIAN, [IPTABLES, FULL])):
+        with pytest.raises(HostError) as caught:
+            preflight.install(lacking, host)
+        assert caught.value.exit_code == 3 and all(one.fix in caught.value.next_step for one in lacking)
 
 
 def test_a_command_that_fails_ends_the_installation() -> None:

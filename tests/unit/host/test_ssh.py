@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparkpin.core.errors import EngineError, HostError, InputError, NetworkError
+from sparkpin.host import machine
 from sparkpin.host.ssh import SSH, engine_at, ssh_command
 
 
@@ -22,6 +23,7 @@ def test_hosts_that_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         pass
     assert "another" not in str(unanswered.value), "that engine was not asked"
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(machine, "SYSTEM_PATH", str(tmp_path))
     with pytest.raises(HostError, match="no ssh"), engine_at("ssh://host"):
         pass
 
@@ -37,15 +39,11 @@ def test_urls_that_are_none(url: str) -> None:
 
 
 def test_ssh_is_given_host_and_socket() -> None:
-    def words(url: str) -> list[str]:
-        parts = SSH.fullmatch(url)
+    for host, path in (("ssh://Me@MyAlias:22", "/run/user/1/docker.sock"), ("ssh://-oProxyCommand=x", "")):
+        parts = SSH.fullmatch(host + path)
         assert parts
-        return ssh_command(parts, 5, "/tmp/local")
-
-    command = words("ssh://Me@MyAlias:22/run/user/1/docker.sock")
-    assert command[-4:-1] == ["/tmp/local:/run/user/1/docker.sock", "--", "ssh://Me@MyAlias:22"]
-    command = words("ssh://-oProxyCommand=x")
-    assert command[-4:-1] == ["/tmp/local:/var/run/docker.sock", "--", "ssh://-oProxyCommand=x"]
+        command = ssh_command(parts, 5, "/tmp/local")
+        assert command[-4:-1] == [f"/tmp/local:{path or '/var/run/docker.sock'}", "--", host]
 
 
 def test_a_host_that_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ import yaml
 from chat_templates import add_template
 from places import PROJECT
 
-from sparkpin.build import render
 from sparkpin.build.pair import pair
 from sparkpin.build.render import require_closed
 from sparkpin.cli import lint
@@ -39,24 +38,19 @@ def serve_with(project: Path, template: str) -> None:
     file.write_text(file.read_text().rstrip() + f" \\\n    --chat-template {template}\n")
 
 
-def images_of(project: Path) -> tuple[render.RenderedImage, ...]:
-    return tuple(pairing.rendered for pairing in pair(project, "scripted-tiny"))
-
-
 def test_a_recipe_has_its_templates_in_every_image(project: Path) -> None:
-    plain = images_of(project)
+    plain = [one.rendered for one in pair(project, "scripted-tiny")]
     add_template(project, "fix-one")
     add_template(project, "fix-two")
     serve_with(project, "fix-two.jinja")
     name_in_recipe(project, "mods/Fix-One", "fix-two")
-    last, images = pair(project, "scripted-tiny")[-1], images_of(project)
+    *_, last = made = pair(project, "scripted-tiny")
+    images = [one.rendered for one in made]
     assert last.argv[last.argv.index("--chat-template") + 1] == "/workspace/fix-two.jinja"
     assert [name for name, _ in images[0].layers][-2:] == ["fix-one", "fix-two"]
     assert images[0].layers[:-2] == plain[0].layers, "what lies below is shared with recipes that have none"
     assert [image.layers for image in images[1:]] != [image.layers for image in plain[1:]]
-    assert "fix-one" not in images[1].dockerfile and all(
-        image.key != old.key for image, old in zip(images, plain, strict=True)
-    )
+    assert "fix-one" not in images[1].dockerfile and {one.key for one in images}.isdisjoint(old.key for old in plain)
     context = [file.path for image in images for file in image.context if file.path.startswith("templates/")]
     assert context == ["templates/fix-one/fix-one.jinja", "templates/fix-two/fix-two.jinja"]
     assert {manifests.COMMUNITY_MODS, "pins/chat_templates/fix-one.jinja"} <= set(last.inputs)
@@ -65,17 +59,10 @@ def test_a_recipe_has_its_templates_in_every_image(project: Path) -> None:
     assert lint.hadolint(PROJECT, {f"{image.stage}.Dockerfile": image.dockerfile for image in images}) == []
 
 
-@pytest.mark.parametrize(
-    ("words", "path"),
-    [
-        (["--chat-template=a.jinja"], "/workspace/a.jinja"),
-        (["--chat_template", "./b.jinja"], "/workspace/b.jinja"),
-        (["--chat-template", "/x.jinja"], "/x.jinja"),
-        (["--port", "1"], None),
-    ],
-)
-def test_a_path_in_a_command_is_found_in_the_images(words: list[str], path: str | None) -> None:
-    assert flag_value(in_workspace(words), "--chat-template") == path
+def test_a_path_in_a_command_is_found_in_the_images() -> None:
+    for words, path in (("--chat_template ./b.jinja", "/workspace/b.jinja"), ("--chat-template=/x.jinja", "/x.jinja")):
+        assert flag_value(in_workspace(words.split()), "--chat-template") == path
+    assert in_workspace(["--port", "1"]) == ["--port", "1"]
 
 
 @pytest.mark.parametrize(
@@ -99,11 +86,7 @@ def test_a_template_that_nobody_has_fetched_comes_with_the_command(project: Path
     name_in_recipe(project, "fix-qwen3.6-chat-template")
     with pytest.raises(ManifestError) as caught:
         pair(project, "scripted-tiny")
-    assert caught.value.next_step in to_fetch(project, ["mods/fix-qwen3.6-chat-template"])
-    template = manifests.load_community_mods(project)["fix-qwen3.6-chat-template"].template
-    assert template and caught.value.next_step.endswith(
-        f"pins/chat_templates/fix-qwen3.6-chat-template.jinja {template.url}"
-    )
+    assert [caught.value.next_step] == to_fetch(project, ["mods/fix-qwen3.6-chat-template"])
 
 
 def test_a_template_that_changed_is_another_and_diff_shows_its_lines(project: Path, tmp_path: Path) -> None:
@@ -130,22 +113,16 @@ def test_a_template_that_changed_is_another_and_diff_shows_its_lines(project: Pa
         {"needless": ">=0.3"},  # a template, too
         {"template": None},  # of no kind
         {"needless": "nonsense >", "template": None},
-        {"evidence": []},
         {"template": {"name": "../x.jinja", "sha256": "0" * 64, "licence": "MIT", "mends": ["x"]}},
-        {"template": {"name": "x.jinja", "licence": "MIT", "mends": ["x"]}},  # no hash
-        {"template": {"name": "x.jinja", "sha256": "0" * 64, "licence": "MIT", "mends": []}},
+        {"template": {"name": "x.jinja", "licence": "MIT", "mends": ["x"]}, "evidence": []},  # no hash
     ],
 )
 def test_an_entry_is_of_one_kind_and_says_why(project: Path, change: dict[str, Any]) -> None:
     add_template(project)
     path = project / manifests.COMMUNITY_MODS
     mods = yaml.safe_load(path.read_text())["mods"]
+    assert len(mods) == len(manifests.load_community_mods(project)), "each has a name of its own"
     mods[-1] |= change
     path.write_text(yaml.safe_dump({"mods": mods}))
     with pytest.raises(ManifestError):
         manifests.load_community_mods(project)
-
-
-def test_each_entry_is_of_one_name() -> None:
-    names = [mod["name"] for mod in yaml.safe_load((PROJECT / manifests.COMMUNITY_MODS).read_text())["mods"]]
-    assert sorted(names) == sorted(manifests.load_community_mods(PROJECT))

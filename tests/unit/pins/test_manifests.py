@@ -26,6 +26,11 @@ def edit(path: Path, **changes: Any) -> None:
     path.write_text(yaml.safe_dump(data))
 
 
+def replace(path: Path, old: str, new: str) -> None:
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
 def layers(*names: str) -> list[dict[str, Any]]:
     return [{"name": name.rstrip("*"), "packages": ["*"] if name.endswith("*") else []} for name in names]
 
@@ -34,10 +39,9 @@ def test_every_manifest_of_the_project_loads(project: Path) -> None:
     recipe = manifests.load_recipe(project, "scripted-tiny")
     stack = manifests.load_stack(project, recipe.stack)
     model = manifests.model_of(project, recipe)
-    assert manifests.load_stack_lock(project, stack).stack == "cpu"
-    assert manifests.load_model_lock(project, model).model == "scripted-tiny"
-    names = [stage.name for stage in manifests.load_chain(project, "v2-tq")]
-    assert names == ["base", "hybrid", "mtp", "v2", "v2-tq"]
+    locks = manifests.load_stack_lock(project, stack), manifests.load_model_lock(project, model)
+    assert (locks[0].stack, locks[1].model) == ("cpu", "scripted-tiny")
+    assert [stage.name for stage in manifests.load_chain(project, "v2-tq")] == ["base", "hybrid", "mtp", "v2", "v2-tq"]
 
 
 @pytest.mark.parametrize(
@@ -49,10 +53,8 @@ def test_every_manifest_of_the_project_loads(project: Path) -> None:
         ({"mods": ["no-such-mod"]}, "mods", False),
         ({"gpu": {"sm": "12.1", "arch": "a"}}, "gpu.arch", ("cuda", "sm")),
         ({"python__overrides": {"x==1": ""}}, "python.overrides.x==1", False),
-        ({"python__layers": layers("a")}, "python.layers", False),  # none has the rest
         ({"python__layers": layers("a", "a", "b*")}, "python.layers", False),  # one name twice would lose wheels
         ({"python__layers": layers("venv", "b*")}, "python.layers", False),  # a name of the images' own
-        ({"serve": {"flags": {"--x": []}}}, "serve.flags.--x", False),
         ({"serve": {"env": {"X": None}}}, "serve.env.X", False),
     ],
 )
@@ -72,25 +74,20 @@ def test_a_wrong_stack_is_refused_with_file_and_key(
     ("old", "new", "key"),
     [
         ('tensors: ["mtp.*"]', 'tensor: ["mtp.*"]', "mtp.tensor"),
-        *(
-            ("file: model_extra_tensors.safetensors", f"file: {file}", "mtp.file")
-            for file in ("../../x.safetensors", "/x.safetensors", "sub/x.safetensors", "journal")
-        ),
+        ("file: model_extra_tensors.safetensors", "file: ../x.safetensors", "mtp.file"),
+        ("file: model_extra_tensors.safetensors", "file: journal", "mtp.file"),
         ("format: fp8", "format: int3", "hybrid.rules.0.format"),
         ("source: fp8", "source: fp9", "hybrid.rules.0.source"),
         ("description:", "name: other\ndescription:", "name"),
         ("description:", "description: [\nx:", "line "),
         ("      block: [128, 128]\n", "", "hybrid.rules.0"),
         ("description:", "drafter: {}\ndescription:", "drafter"),
-        ("description:", "made: 2026-99-99\ndescription:", WHOLE),
         ("description:", "? [a]\n: 1\ndescription:", WHOLE),
     ],
 )
 def test_a_wrong_pin_is_refused_with_file_and_key(project: Path, old: str, new: str, key: str) -> None:
     path = project / "pins/models/scripted-tiny.yaml"
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
+    replace(path, old, new)
     with pytest.raises(ManifestError) as caught:
         manifests.load_model(project, "scripted-tiny")
     assert caught.value.key.startswith(key) and str(path) in caught.value.next_step
@@ -102,13 +99,12 @@ def test_a_broken_pin_stops_nobody_but_those_who_need_it(project: Path) -> None:
     (project / "pins/models/broken.yaml").write_text("base: [\n")
     assert manifests.model_of(project, recipe).name == "scripted-tiny"
     (project / "pins/models/scripted-tiny.yaml").unlink()
-    with pytest.raises(ManifestError) as caught:
-        manifests.model_of(project, recipe)
-    assert caught.value.file.endswith("broken.yaml")
-    (project / "pins/models/broken.yaml").unlink()
-    with pytest.raises(ManifestError) as caught:
-        manifests.model_of(project, recipe)
-    assert (caught.value.key, caught.value.got) == ("model", recipe.model) and "Intel/" in caught.value.expected
+    for gone, file in (("", "broken.yaml"), ("broken", "scripted-tiny.yaml")):
+        (project / f"pins/models/{gone}.yaml").unlink(missing_ok=True)
+        with pytest.raises(ManifestError) as caught:
+            manifests.model_of(project, recipe)
+        assert caught.value.file.endswith(file)
+    assert (caught.value.key, caught.value.got) == ("model", recipe.model)
 
 
 @pytest.mark.parametrize(
@@ -122,9 +118,7 @@ def test_a_broken_pin_stops_nobody_but_those_who_need_it(project: Path) -> None:
 )
 def test_a_wrong_stage_is_refused(project: Path, file: str, old: str, new: str, key: str, got: str) -> None:
     path = project / f"stages/{file}.yaml"
-    text = path.read_text()
-    assert text.count(old) == 1
-    path.write_text(text.replace(old, new))
+    replace(path, old, new)
     with pytest.raises(ManifestError) as caught:
         manifests.load_chain(project, "v2")
     assert caught.value.file == str(path) and (caught.value.key, caught.value.got) == (key, got)
@@ -142,41 +136,30 @@ def test_yaml_that_is_made_to_be_read_for_ever_is_refused(tmp_path: Path, text: 
 
 
 @pytest.mark.parametrize("load", [manifests.load_stage, manifests.load_recipe, manifests.load_model])
-def test_an_unknown_name_lists_the_known_ones(project: Path, load: Any) -> None:
-    with pytest.raises(InputError, match="nonsense") as caught:
-        load(project, "nonsense")
-    assert caught.value.next_step.startswith("choose one of: ")
-
-
-def test_a_name_cannot_leave_its_folder(project: Path) -> None:
-    with pytest.raises(InputError):
-        manifests.load_stage(project, "../recipes/scripted-tiny")
+def test_an_unknown_name_lists_the_known_ones_and_none_leads_out_of_its_folder(project: Path, load: Any) -> None:
+    for name in ("nonsense", "../recipes/scripted-tiny"):
+        with pytest.raises(InputError, match=name) as caught:
+            load(project, name)
+        assert caught.value.next_step.startswith("choose one of: ")
 
 
 @pytest.mark.parametrize(
-    ("row_change", "key"),
-    [({"sha256": None}, "wheels.0.sha256"), ({"sha256": "abc"}, "wheels.0.sha256"), ({"size": -1}, "wheels.0.size"),
-     ({"file": "../x.whl"}, "wheels.0.file"), ({"file": "/x.whl"}, "wheels.0.file")],
-)  # fmt: skip
-def test_a_bad_entry_of_a_lock_is_refused(project: Path, row_change: dict[str, Any], key: str) -> None:
+    ("key", "value"), [("sha256", None), ("sha256", "abc"), ("size", -1), ("file", "../x.whl"), ("file", "/x.whl")]
+)
+def test_a_bad_entry_of_a_lock_is_refused(project: Path, key: str, value: object) -> None:
     path = project / "pins/stacks/cpu.lock"
     lock = json.loads(path.read_text())
-    lock["wheels"][0].update(row_change)
-    lock["wheels"][0] = {name: value for name, value in lock["wheels"][0].items() if value is not None}
+    lock["wheels"][0][key] = value
     path.write_text(json.dumps(lock))
     with pytest.raises(ManifestError) as caught:
         manifests.load_stack_lock(project, manifests.load_stack(project, "cpu"))
-    assert caught.value.key == key
-    assert caught.value.next_step == "invoke lock --stack cpu"
+    assert (caught.value.key, caught.value.next_step) == (f"wheels.0.{key}", "invoke lock --stack cpu")
 
 
-def test_pins_that_changed_after_the_lock_are_refused(project: Path) -> None:
+def test_pins_that_changed_after_the_lock_are_refused_where_they_decide_the_closure(project: Path) -> None:
+    edit(project / "pins/stacks/cpu.yaml", description="other words", mods=[])
+    manifests.load_stack_lock(project, manifests.load_stack(project, "cpu"))
     edit(project / "pins/stacks/cpu.yaml", debian__packages=["python3", "curl"])
     with pytest.raises(ManifestError) as caught:
         manifests.load_stack_lock(project, manifests.load_stack(project, "cpu"))
     assert (caught.value.key, caught.value.next_step) == ("inputs", "invoke lock --stack cpu")
-
-
-def test_what_does_not_decide_the_closure_leaves_the_lock_valid(project: Path) -> None:
-    edit(project / "pins/stacks/cpu.yaml", description="other words", mods=[])
-    manifests.load_stack_lock(project, manifests.load_stack(project, "cpu"))

@@ -45,7 +45,7 @@ def test_a_package_may_have_any_name_below_the_mod_s_folder(mod: Path, tmp_path:
     ("old", "new", "key"),
     [
         ('version = "1"', "", "project.version"),
-        ('build-backend = "flit_core.buildapi"', "", "build-system.build-backend"),
+        ('"flit_core.buildapi"', '"other"', "build-system.build-backend"),
         ("[build", '[project.entry-points."sparkpin.kernels"]\nother = "a:b"\n[build', '"sparkpin.kernels"'),
         ("[build", "[[[", "(whole file)"),
     ],

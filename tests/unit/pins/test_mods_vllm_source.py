@@ -11,7 +11,6 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,11 +27,8 @@ ACCEPTED = [(mod, release) for mod, touches in DECLARED.items() for release in t
 SOURCES = os.environ.get("SPARKPIN_VLLM_SOURCES")
 
 
-def test_every_mod_that_declares_something_is_looked_at() -> None:
+def test_the_data_is_of_these_releases_and_names_and_of_every_mod_that_declares_something() -> None:
     assert set(vllm_source.MODULES) == {path.parts[-3] for path in PROJECT.glob("mods/*/sparkpin_*/touches.py")}
-
-
-def test_the_data_is_of_these_releases_and_names() -> None:
     releases, names = vllm_source.releases_and_names()
     assert releases == sorted(DATA) == sorted(RELEASES)
     assert all(sorted(DATA[release]) == names for release in releases)
@@ -129,13 +125,6 @@ class Uses(ast.NodeVisitor):
         self.generic_visit(node)
 
 
-def modules(mod: str) -> Iterator[Path]:
-    """The package's modules; testing.py is for tests that run in an image."""
-    for path in sorted((PROJECT / "mods" / mod).glob("sparkpin_*/*.py")):
-        if path.name != "testing.py":
-            yield path
-
-
 # What is not declared as it stands in the code, and what stands for it.
 SAME = {
     # The platform is an instance; its class is chosen at run time.
@@ -152,7 +141,8 @@ UNQUANTISED = {
 def test_all_that_a_mod_takes_from_vllm_is_declared(mod: str) -> None:
     declared = {name: parameters for touches in DECLARED[mod].values() for name, parameters in touches.items()}
     taken = 0
-    for path in modules(mod):
+    paths = {*(PROJECT / "mods" / mod).glob("sparkpin_*/*.py")}
+    for path in paths - {*(PROJECT / "mods" / mod).glob("sparkpin_*/testing.py")}:  # for tests that run in an image
         uses = Uses()
         uses.visit(ast.parse(path.read_text()))
         for name in uses.names:

@@ -29,22 +29,18 @@ def in_order(kernels: list[tuple[str, float, str]]) -> list[buckets.Row]:
     return [(name, float(i), took, where) for i, (name, took, where) in enumerate(kernels)]
 
 
-@pytest.mark.parametrize(
-    ("core", "part"),
-    [
-        ("flash::FlashAttnFwdSm90", "attention"),
-        ("void vllm::reshape_and_cache_flash_kernel", "attention"),
-        ("attend", "attention"),
-        ("merge(Args)", "attention"),
-        ("store", "attention"),
-        ("merge_16x16_to_64x64_inverse_kernel", "GDN"),  # of the linear attention's prefill
-        ("fused_recurrent_gated_delta_rule_fwd_kernel", "GDN"),
-        ("triton_poi_fused_index_put_slice_store", "GDN"),
-    ],
+ATTENTION = ("flash::FlashAttnFwdSm90", "void vllm::reshape_and_cache_flash_kernel", "attend", "merge(Args)", "store")
+GDN = (
+    "merge_16x16_to_64x64_inverse_kernel",  # of the linear attention's prefill
+    "fused_recurrent_gated_delta_rule_fwd_kernel",
+    "triton_poi_fused_index_put_slice_store",
 )
-def test_whose_core_a_kernel_is(core: str, part: str) -> None:
+
+
+@pytest.mark.parametrize("core", [*ATTENTION, *GDN])
+def test_whose_core_a_kernel_is(core: str) -> None:
     found = buckets.parts_of(in_order(layer(core)), layers=1)
-    assert (found["attention"], found["GDN"]) == ((8.0, 0.0) if part == "attention" else (0.0, 8.0))
+    assert (found["attention"], found["GDN"]) == ((8.0, 0.0) if core in ATTENTION else (0.0, 8.0))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from bad_values import ENV, FINE_ENV, FINE_WORDS, FLAGS, SECRETS, WORDS
 from checkout import PROJECT
 from made_recipes import recipe, stack, stage
@@ -47,10 +46,8 @@ def test_what_only_looks_odd_is_taken() -> None:
     ("file", "parts"),
     [
         ("recipes/r.yaml", {"recipe": recipe("vllm serve a/b --x {key}", defaults={"key": "'a\nb'"})}),
-        ("recipes/r.yaml", {"recipe": recipe(env={"HF_TOKEN": "tok"})}),
         ("pins/stacks/cpu.yaml", {"stack": stack(flags={"--x": {"a": "hf_" + "a" * 34}})}),
         ("stages/s.yaml", {"stage": stage(flags={"--api-key": "x"})}),
-        ("stages/s.yaml", {"stage": stage(env={"A B": 1})}),
     ],
 )
 def test_the_file_that_has_it_is_named(file: str, parts: dict[str, object]) -> None:
@@ -60,19 +57,14 @@ def test_the_file_that_has_it_is_named(file: str, parts: dict[str, object]) -> N
     assert caught.value.file == file
 
 
-def test_a_secret_anywhere_in_a_file_that_goes_into_bundles(project: Path) -> None:
+def test_a_secret_anywhere_in_a_file_that_goes_into_bundles_or_images(project: Path) -> None:
     path = project / "recipes/scripted-tiny.yaml"
     path.write_text(f"{path.read_text()}# my key: sk-{'a' * 40}\n")
     with pytest.raises(ManifestError) as caught:
         pair(project, "scripted-tiny")
     assert (caught.value.file, caught.value.got) == ("recipes/scripted-tiny.yaml", UNSHOWN)
-
-
-def test_a_secret_in_the_variables_of_images(project: Path) -> None:
     path = project / "pins/stacks/cpu.yaml"
-    value = yaml.safe_load(path.read_text())
-    value.setdefault("image", {}).setdefault("env", {})["PIP_PASSWORD"] = "x"
-    path.write_text(yaml.safe_dump(value))
+    path.write_text(f"{path.read_text()}\nimage:\n  env:\n    PIP_PASSWORD: x\n")
     with pytest.raises(ManifestError) as caught:
         manifests.load_stack(project, "cpu")
     assert caught.value.key == "env.PIP_PASSWORD"

@@ -95,7 +95,7 @@ def read_settings(
     flags = Flags(argv, origin, origins)
     flags.refuse(pipeline_parallel_size="1", decode_context_parallel_size="1", data_parallel_size="1")
     flags.refuse(kv_offloading_size="0", cpu_offload_gb="0", offload_group_size="0", kv_transfer_config="{}")
-    if flags.on("--use-replayssm") or flags.values("--kv-cache-dtype-skip-layers"):
+    if flags.on("--use-replayssm") or flags.last("--kv-cache-dtype-skip-layers"):
         raise ManifestError(
             origin, "command", "--use-replayssm or --kv-cache-dtype-skip-layers", KNOWN_EFFECT, next_step=NEXT
         )
