@@ -22,7 +22,7 @@ from sparkpin.fetch.hub import HubRepository, Listed
 from sparkpin.fetch.model import Fetching, fetching_of
 from sparkpin.fetch.model_files import TEXTS, download_folder, listing_of, repository_folder
 from sparkpin.fetch.packed import files_of
-from sparkpin.fetch.store import HASH_WORKERS, Store, check, former_lock
+from sparkpin.fetch.store import HASH_WORKERS, Store, check, former_lock, move
 from sparkpin.fetch.transfer import Folder
 from sparkpin.pins import manifests, reading
 from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelLock, ModelPin, RepositoryLock
@@ -173,8 +173,3 @@ class Locking:
         if former and (former.repo, former.revision) == (entry.repo, entry.revision):
             return {row.name: row for row in getattr(former, part)}
         return {}
-
-
-def move(path: Path, place: Path) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    path.replace(place)

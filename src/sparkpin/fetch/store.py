@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from sparkpin.core.errors import IntegrityError, ManifestError
+from sparkpin.core.errors import DiskError, IntegrityError, ManifestError
 from sparkpin.core.files import CHUNK, PARTIAL, atomic_file, disk_errors, lock, sha256_file, sweep
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
@@ -89,6 +89,15 @@ def is_whole(path: Path, size: int) -> bool:
     return path.is_file() and path.stat().st_size == size
 
 
+def move(path: Path, place: Path) -> None:
+    """A complete file to its place. DiskError for a folder there, which may be somebody's work."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.replace(place)
+    except IsADirectoryError as error:
+        raise DiskError(f"{place}: got a folder, expected a file or nothing", next_step=f"rm -r {place}") from error
+
+
 def check(file: LockedFile, sha256: str, size: int, what: str, next_step: str = FETCH) -> None:
     """Compare bytes that were read with the lock; IntegrityError names both sides."""
     if (sha256, size) != (file.sha256, file.size):
@@ -117,7 +126,8 @@ def find_missing(
         if path.is_file():
             got = f"sha256 {sha256}" if sha256 else f"size {path.stat().st_size}"
             expected = file.sha256 if sha256 else file.size
-            say(f"{path} ({file.name}) is damaged (got {got}, expected {expected}) and has to be fetched again")
+            what = f"{file.file} ({file.name}) is damaged in {path}"
+            say(f"{what}: got {got}, expected {expected}; it has to be fetched again")
             if remove:
                 path.unlink()
     return missing

@@ -22,7 +22,7 @@ from sparkpin.core import files, terminal
 from sparkpin.core.errors import IntegrityError, NetworkError, SparkpinError
 from sparkpin.core.progress import ticking
 from sparkpin.core.terminal import say
-from sparkpin.fetch.store import LOST, Store, is_whole
+from sparkpin.fetch.store import LOST, Store, is_whole, move
 from sparkpin.pins.schema import LockedFile
 
 T = TypeVar("T")
@@ -164,7 +164,7 @@ class Piece:
                 what, expected_size=self.length, expected_sha256=self.sha256, size=size, sha256=sha256, next_step=step
             )
         files.sync_file(self.part)
-        self.part.replace(self.target)
+        move(self.part, self.target)
         if self.target.stat().st_nlink == 1:  # else it is somebody's own
             self.target.chmod(0o444)  # checkpoints have hard links to such files, so nothing may write into them
         files.sync_folder(self.target.parent)

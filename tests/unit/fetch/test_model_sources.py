@@ -29,7 +29,7 @@ from sparkpin.build.checkpoint import build_checkpoint
 from sparkpin.checkpoint import content
 from sparkpin.checkpoint.content import TABLE, Hashes
 from sparkpin.core import files
-from sparkpin.core.errors import CheckpointError, IntegrityError
+from sparkpin.core.errors import CheckpointError, DiskError, IntegrityError
 from sparkpin.fetch.lock_model import lock_model
 from sparkpin.pins import manifests
 
@@ -231,3 +231,16 @@ def test_what_is_no_file_in_the_cache_is_replaced(model: Model, harm: Callable[[
     harm(model.cached)
     model.build()
     assert model.cached.samefile(model.own / SHARD)
+
+
+def test_a_folder_in_the_place_of_a_cached_file_is_one_clear_error(model: Model) -> None:
+    """It may be somebody's work; once it is gone, the same command ends well."""
+    model.build(("copy",))
+    path = model.cached
+    folder(path)
+    with pytest.raises(DiskError, match=f"{path}: got a folder") as caught:
+        model.build()
+    assert str(path) in caught.value.next_step
+    path.rmdir()
+    model.build()
+    assert path.samefile(model.own / SHARD)
