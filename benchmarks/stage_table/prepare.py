@@ -208,7 +208,6 @@ def shapes_and_chain(out: Path) -> None:
 
     from sparkpin.build.checkpoint import build_checkpoint
     from sparkpin.core.paths import Paths
-    from sparkpin.fetch.lock_model import former_lock
     from sparkpin.pins import manifests
     from stages import scripted_checkpoints
 
@@ -220,7 +219,7 @@ def shapes_and_chain(out: Path) -> None:
         (out / name).mkdir(exist_ok=True)
         (out / name / "config.json").write_text(json.dumps(made) + "\n")
     pin = manifests.load_model(PROJECT, SCRIPTED)
-    lock = former_lock(PROJECT, SCRIPTED)
+    lock = manifests.former_model_lock(PROJECT, SCRIPTED)
     for name, steps in scripted_checkpoints().items():
         with tempfile.TemporaryDirectory() as work:
             paths = Paths(PROJECT, Path(work) / "cache", Path(work) / "home")

@@ -10,15 +10,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
-from sparkpin.core.errors import DiskError, IntegrityError, ManifestError
+from sparkpin.core.errors import DiskError, IntegrityError
 from sparkpin.core.files import CHUNK, PARTIAL, atomic_file, disk_errors, lock, sha256_file, sweep
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
-from sparkpin.pins.schema import LockedFile, ModelLock, StackLock
+from sparkpin.pins.schema import LockedFile
 
-L = TypeVar("L", StackLock, ModelLock)
 FETCH = "invoke build --fetch-only"
 LOST = (
     "`invoke import FILE` of a bundle that another machine exported with its store, or copy that machine's store "
@@ -141,16 +139,3 @@ def scratch(folder: Path) -> Iterator[Path]:
         sweep(folder)
         with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as name:
             yield Path(name)
-
-
-def former_lock(file: Path, read: Callable[[Path, str], L]) -> L | None:
-    """The lock that is there, with which what is offered now is compared; ManifestError for a damaged one."""
-    if not file.is_file():
-        return None
-    project, kind, name = file.parents[2], file.parent.name.removesuffix("s"), file.stem
-    try:
-        return read(project, name)
-    except ManifestError as error:
-        path = file.relative_to(project)
-        step = f"git checkout {path}, or, for all hashes as offered now, rm {path}; then invoke lock --{kind} {name}"
-        raise ManifestError(error.file, error.key, error.got, error.expected, next_step=step) from None

@@ -46,10 +46,6 @@ class TransferStopped(Exception):
     """Another transfer failed, or a person stopped the run."""
 
 
-class Missing(NetworkError):
-    """A server answers, and has no such file: it may have others."""
-
-
 class Silent(NetworkError):
     """A server was given up: it is not asked for other files either."""
 
@@ -221,8 +217,8 @@ def bring(piece: Piece, stop: threading.Event, silent: set[str]) -> None:
                 silent |= {source.host} if isinstance(error, Silent) else set()
         if piece.part.exists() and not piece.part.stat().st_size:
             piece.part.unlink()
-    faults = faults or [Missing("no index or mirror that is asked offers it", next_step=LOST)]
-    worst = next(each for kind in (IntegrityError, Missing, NetworkError) for each in faults if isinstance(each, kind))
+    faults = faults or [NetworkError("no index or mirror that is asked offers it", next_step=LOST)]
+    worst = next((error for error in faults if isinstance(error, IntegrityError)), faults[-1])
     causes = "\n    ".join(error.message for error in faults)
     raise type(worst)(f"cannot fetch {piece.label}: {causes}", next_step=worst.next_step or piece.sources[0].next_step)
 
@@ -233,14 +229,15 @@ def bring_from(source: Source, piece: Piece, stop: threading.Event) -> None:
     def receive(again: bool) -> None:
         with piece.part.open("ab") as file:
             begin = piece.begin + file.tell()
-            if begin < piece.end:
-                with source.open(piece, begin, again=again) as chunks:
-                    for chunk in chunks:  # to the end of the answer, or its connection could not be used again
-                        pause(stop, 0)
-                        file.write(chunk)
-                        file.flush()  # a kill loses no byte
-                if file.tell() < piece.length:
-                    raise Temporary(f"the connection broke after {file.tell():,} of {piece.length:,} bytes")
+            if begin == piece.end:
+                return
+            with source.open(piece, begin, again=again) as chunks:
+                for chunk in chunks:  # to the end of the answer, or its connection could not be used again
+                    pause(stop, 0)
+                    file.write(chunk)
+                    file.flush()  # a kill loses no byte
+            if file.tell() < piece.length:
+                raise Temporary(f"the connection broke after {file.tell():,} of {piece.length:,} bytes")
 
     for again in (False, True):
         if path := None if again else source.local(piece.file, piece.size):
