@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,8 +36,6 @@ from sparkpin.fetch.packed import commit_of, unpack
 from sparkpin.fetch.store import FETCH, Store, find_missing, is_whole, scratch
 from sparkpin.fetch.transfer import Folder, Piece, Source
 from sparkpin.pins.schema import GgufLock, LockedFile, ModelLock, ModelPin, RepositoryLock
-
-COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def fetch_model(
@@ -88,15 +85,11 @@ def listings(
 
 
 def wanted_of(pin: ModelPin, lock: ModelLock, only: Collection[str] | None) -> dict[str, RepositoryLock]:
-    wanted = {}
-    for name in [name for name in pin.repositories if only is None or name in only]:
-        entry, repo = lock.repositories.get(name), pin.repositories[name].repo
-        if entry is None or entry.repo != repo or not COMMIT.fullmatch(entry.revision):  # they name a folder
-            got = f"{entry.repo} at {entry.revision}" if entry else "(missing)"
-            expected, step = f"{repo} at a commit of 40 hexadecimal digits", f"invoke lock --model {pin.name}"
-            raise ManifestError(f"pins/models/{pin.name}.lock", f"repositories.{name}", got, expected, next_step=step)
-        wanted[name] = entry
-    return wanted
+    names = [name for name in pin.repositories if only is None or name in only]
+    if absent := sorted(set(names) - lock.repositories.keys()):
+        file, step = f"pins/models/{pin.name}.lock", f"invoke lock --model {pin.name}"
+        raise ManifestError(file, "repositories", sorted(lock.repositories), f"{absent}, too", next_step=step)
+    return {name: lock.repositories[name] for name in names}
 
 
 def absent_bytes(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[str]) -> int:

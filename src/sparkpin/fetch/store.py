@@ -116,16 +116,14 @@ def find_missing(
     """
     rows, missing = list(wanted), []
     with ThreadPoolExecutor(HASH_WORKERS) as pool:
-        hashes = pool.map(lambda row: hash_of(row[1]) if is_whole(row[1], row[0].size) else "", rows)
+        hashes = pool.map(lambda row: hash_of(row[1]) if row[1].is_file() else "", rows)
     for (file, path), sha256 in zip(rows, hashes, strict=True):
-        if sha256 == file.sha256:
+        if sha256 == file.sha256 and is_whole(path, file.size):
             continue
         missing.append(file)
-        if path.is_file():
-            got = f"sha256 {sha256}" if sha256 else f"size {path.stat().st_size}"
-            expected = file.sha256 if sha256 else file.size
+        if sha256:
             what = f"{file.file} ({file.name}) is damaged in {path}"
-            say(f"{what}: got {got}, expected {expected}; it has to be fetched again")
+            say(f"{what}: got SHA-256 {sha256}, expected {file.sha256}; it has to be fetched again")
             if remove:
                 path.unlink()
     return missing

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +120,10 @@ class Remote(LocalHub):
 
 
 @pytest.fixture
-def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Remote:
-    return Remote(tmp_path, monkeypatch)
+def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Remote]:
+    remote = Remote(tmp_path, monkeypatch)
+    with remote.serve():
+        yield remote
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +153,7 @@ def folders(remote: Remote) -> Remote:
 
 
 def test_a_lock_names_the_needed_bytes_and_fetches_no_others(remote: Remote) -> None:
-    with remote.serve():
-        lock = remote.lock()
+    lock = remote.lock()
     base, donor = lock.repositories["int4"], lock.repositories["fp8"]
     assert lock == lock_of({name: remote.source(name) for name in ("int4", "fp8")}, remote.pin)
     assert not base.tensors and {tensor.name for tensor in donor.tensors} == TAKEN
@@ -165,21 +166,19 @@ def test_a_lock_names_the_needed_bytes_and_fetches_no_others(remote: Remote) -> 
     )
     first = remote.lock_file.read_bytes()
     remote.requests.clear()
-    with remote.serve():
-        remote.lock()
+    remote.lock()
     assert not [request for request in remote.requests if "/api/" not in request.path]
     assert remote.lock_file.read_bytes() == first
 
 
 def test_a_lock_made_again_believes_no_file_that_is_there(remote: Remote, locked: ModelLock) -> None:
     right = remote.lock_file.read_bytes()
-    with remote.serve():
-        remote.fetch(locked)
-        remote.lock_file.unlink()
-        for name in ("int4", "fp8"):
-            repository = remote.pin.repositories[name]
-            damage(remote.paths.models / repository.repo / repository.revision / CONFIG, "flip")
-        remote.lock()
+    remote.fetch(locked)
+    remote.lock_file.unlink()
+    for name in ("int4", "fp8"):
+        repository = remote.pin.repositories[name]
+        damage(remote.paths.models / repository.repo / repository.revision / CONFIG, "flip")
+    remote.lock()
     assert remote.lock_file.read_bytes() == right
 
 
@@ -188,7 +187,7 @@ def test_lock_again_holds_the_hub_to_the_former_lock(remote: Remote, locked: Mod
     """On first use a tensor's hash is believed, and never after."""
     right, path = getattr(locked.repositories["fp8"], part)[0].sha256, remote.lock_file
     path.write_text(path.read_text().replace(right, "0" * 64))
-    with remote.serve(), pytest.raises(IntegrityError, match=f"sha256={'0' * 64}; got size=[0-9]+, sha256={right}"):
+    with pytest.raises(IntegrityError, match=f"sha256={'0' * 64}; got size=[0-9]+, sha256={right}"):
         remote.lock()
     assert right not in path.read_text()
 
@@ -199,7 +198,7 @@ def test_lock_again_misses_a_file_of_the_former_lock(remote: Remote, locked: Mod
     rows = lock["repositories"]["int4"]["files"]
     rows.append(rows[0] | {"name": "lost.json", "file": "lost.json"})
     remote.lock_file.write_text(json.dumps(lock))
-    with remote.serve(), pytest.raises(IntegrityError, match=r"lost\.json"):
+    with pytest.raises(IntegrityError, match=r"lost\.json"):
         remote.lock()
     remote.lock_file.write_text("<<<<<<< HEAD\n")
     with pytest.raises(ManifestError) as caught:
@@ -207,19 +206,22 @@ def test_lock_again_misses_a_file_of_the_former_lock(remote: Remote, locked: Mod
     assert "rm pins/models/sample.lock" in caught.value.next_step
 
 
-@pytest.mark.parametrize("change", [{"repo": "../project"}, {"revision": ".."}])
+@pytest.mark.parametrize("change", [{"repo": "../project"}, {"revision": ".."}, None])
 def test_a_lock_of_another_repository_names_no_folder(
-    remote: Remote, locked: ModelLock, change: dict[str, str]
+    remote: Remote, locked: ModelLock, change: dict[str, str] | None
 ) -> None:
-    """It would be written to."""
-    entries = locked.repositories | {"int4": locked.repositories["int4"].model_copy(update=change)}
-    with pytest.raises(ManifestError, match=r"repositories\.int4: "):
-        remote.fetch(locked.model_copy(update={"repositories": entries}))
+    """It would be written to. None: it lacks the repository."""
+    value = json.loads(remote.lock_file.read_text())
+    entry = value["repositories"].pop("int4")
+    value["repositories"] |= {"int4": entry | change} if change else {}
+    remote.lock_file.write_text(json.dumps(value))
+    with pytest.raises(ManifestError, match="repositories"):
+        remote.fetch(manifests.load_model_lock(remote.paths.project, remote.pin))
+    assert remote.requests == []
 
 
 def test_a_fetch_takes_the_needed_bytes_and_then_needs_no_network(remote: Remote, locked: ModelLock) -> None:
-    with remote.serve():
-        places = remote.fetch(locked)
+    places = remote.fetch(locked)
     assert remote.is_fetched(places)
     assert (places.folders["int4"] / SHARD).stat().st_mode & 0o777 == 0o444
     assert places.folders["int4"] == remote.paths.models / "acme/sample-int4" / remote.pin.repositories["int4"].revision
@@ -239,8 +241,7 @@ def test_a_fetch_takes_the_needed_bytes_and_then_needs_no_network(remote: Remote
 
 
 def test_listings_need_headers_and_texts_alone(remote: Remote, locked: ModelLock) -> None:
-    with remote.serve():
-        found = model.listings(remote.paths, remote.pin, locked)
+    found = model.listings(remote.paths, remote.pin, locked)
     for name, listing in found.items():
         whole = listing_of(name, remote.source(name))
         assert dict(listing.headers) == dict(whole.headers) and dict(listing.texts) == dict(whole.texts)
@@ -262,8 +263,7 @@ def damage(path: Path, harm: str) -> None:
 @pytest.mark.parametrize("harm", ["flip", "remove"])
 @pytest.mark.parametrize("what", ["file", "tensor"])
 def test_what_is_damaged_is_fetched_again_alone(remote: Remote, locked: ModelLock, what: str, harm: str) -> None:
-    with remote.serve():
-        places = remote.fetch(locked)
+    places = remote.fetch(locked)
     tensor = locked.repositories["fp8"].tensors[0]
     path, asked = {
         "file": (places.folders["int4"] / SHARD, {"int4": [SHARD], "fp8": []}),
@@ -286,12 +286,11 @@ def test_other_bytes_than_locked_are_refused_with_both_sides(
 ) -> None:
     row = next(row for row in getattr(locked.repositories[name], part) if row.file == SHARD)
     wrong = ModelLock.model_validate_json(locked.model_dump_json().replace(row.sha256, "0" * 64))
-    with remote.serve(), pytest.raises(IntegrityError) as caught:
+    with pytest.raises(IntegrityError) as caught:
         remote.fetch(wrong)
     assert all(text in caught.value.message for text in (SHARD, "0" * 64, row.sha256))
     assert not list(remote.paths.cache.rglob("0" * 64))
-    with remote.serve():
-        assert remote.is_fetched(remote.fetch(locked)), "the right lock must still succeed"
+    assert remote.is_fetched(remote.fetch(locked)), "the right lock must still succeed"
 
 
 ALONE = """
@@ -355,7 +354,7 @@ def test_killed_at_any_request_the_next_run_ends_as_if_nothing_had_been(
 def test_full_disk_is_told_before_fetching(remote: Remote, locked: ModelLock, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
-    with remote.serve(), pytest.raises(DiskError):
+    with pytest.raises(DiskError):
         remote.fetch(locked)
     assert remote.requests == []
 
@@ -388,7 +387,7 @@ def test_a_name_that_leaves_the_folder_is_refused_before_it_is_a_path(
         return listed | {"siblings": [*listed["siblings"], {"rfilename": name, "size": 1}]}
 
     monkeypatch.setattr(hub, "model_info", hostile)
-    with remote.serve(), pytest.raises(ManifestError, match=r"files.*evil"):
+    with pytest.raises(ManifestError, match=r"files.*evil"):
         remote.lock()
     assert not list(tmp_path.rglob("evil*"))
     assert not [path for _, path in remote.got("acme/sample-int4")]
@@ -397,11 +396,9 @@ def test_a_name_that_leaves_the_folder_is_refused_before_it_is_a_path(
 def test_an_unresolved_revision_is_the_newest_commit_and_stays_so(remote: Remote) -> None:
     newest = remote.commit("acme/sample-fp8")
     remote.edit_pin("fp8", revision=UNRESOLVED)
-    with remote.serve():
-        lock = remote.lock()
+    lock = remote.lock()
     assert lock.repositories["fp8"].revision == newest
-    with remote.serve():
-        assert remote.is_fetched(remote.fetch(lock))
+    assert remote.is_fetched(remote.fetch(lock))
     (remote.source("fp8") / "README.md").write_text("changed\n")
     assert remote.commit("acme/sample-fp8") != newest
     with remote.serve(), pytest.raises(NetworkError, match="no such revision"):  # this Hub forgets the old one
