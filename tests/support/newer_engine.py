@@ -35,7 +35,7 @@ NEWER: dict[str, dict[str, object]] = {  # name -> its settings
     "newer-containerd": {"features": {"containerd-snapshotter": True}},
 }
 PACKAGES = ["docker.io", "docker-cli", "docker-buildx", "iptables", "ca-certificates", "python3"]
-NEEDED = f"to run it: root, apt, {debs.HOST_PACKAGES}, a mirror that has {SUITE}, an engine"
+NEEDED = f"to run it: root, apt, debian-archive-keyring, a mirror that has {SUITE}, an engine"
 # In mount namespaces of their own: nothing of this is mounted in the machine's.
 ENTER = """\
 set -eu

@@ -9,7 +9,6 @@ import hub
 from checkout import Checkout
 from checkpoint_samples import base_config, base_shards, write_repository
 from foreign_recipe import V1, written
-from hub_repository import scan
 
 from sparkpin.build.pair import pair
 from sparkpin.pins import manifests, vllm_flags
@@ -21,7 +20,7 @@ def test_the_hub_pins_the_model_and_the_recipe_can_be_exported(tmp_path: Path) -
     copy = Checkout.make(tmp_path / "copy")
     remote = tmp_path / "remote"
     write_repository(remote / "acme/sample-int4", base_shards(), base_config(), repository="int4")
-    commit = scan(remote / "acme/sample-int4", "acme/sample-int4").commit
+    commit = hub.scan(remote / "acme/sample-int4", "acme/sample-int4").commit
     file = written(tmp_path, V1)
     cache = str(tmp_path / "cache")
     lost = copy.invoke("recipe", "import", file, HF_HUB_OFFLINE="1", SPARKPIN_CACHE=cache)
