@@ -218,7 +218,8 @@ def bring(piece: Piece, stop: threading.Event, silent: set[str]) -> None:
         if piece.part.exists() and not piece.part.stat().st_size:
             piece.part.unlink()
     faults = faults or [NetworkError("no index or mirror that is asked offers it", next_step=LOST)]
-    worst = next((error for error in faults if isinstance(error, IntegrityError)), faults[-1])
+    # Silent only where all are: it would end the other pieces, which the other sources have.
+    worst = max(faults, key=lambda error: (isinstance(error, IntegrityError), not isinstance(error, Silent)))
     causes = "\n    ".join(error.message for error in faults)
     raise type(worst)(f"cannot fetch {piece.label}: {causes}", next_step=worst.next_step or piece.sources[0].next_step)
 

@@ -149,6 +149,16 @@ def test_without_a_network_one_package_is_tried(
     assert caught.value.next_step == transfer.AGAIN and len(pauses) == transfer.TRIES - 1
 
 
+def test_a_silent_archive_keeps_no_other_package_from_being_fetched(
+    paths: Paths, archive: DebianArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARKPIN_SNAPSHOT", "http://127.0.0.1:9")
+    archive.mirror(LIBC, DATA["libc6"])
+    with pytest.raises(NetworkError, match=PYTHON.sha256) as caught:
+        fetch(paths, LIBC, PYTHON)  # the larger one first
+    assert caught.value.next_step == LOST and is_stored(paths, LIBC)
+
+
 def test_no_message_has_the_password_of_a_mirror(
     paths: Paths, archive: DebianArchive, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
