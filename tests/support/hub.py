@@ -85,12 +85,11 @@ def serve(
     storage: str = "127.0.0.1",
     log: list[Request] | None = None,
     sent: list[int] | None = None,
-    clients: set[str] | None = None,
 ) -> Iterator[str]:
     """Serve ``root/<owner>/<name>/`` while the context lasts; gives the endpoint's URL (for ``HF_ENDPOINT``).
 
     ``faults`` tells what goes wrong with a request; ``storage`` is the host's name in redirects to large files; ``log``
-    receives every request, ``sent`` the bytes of files' content that left, ``clients`` the connections.
+    receives every request, and ``sent`` the bytes of files' content that left.
     """
     names = [folder.relative_to(root).as_posix() for folder in root.glob("[!.]*/[!.]*")]
     repositories = {name: scan(root / name, name) for name in names}
@@ -101,8 +100,6 @@ def serve(
             request = Request(self.command, self.path, *(self.headers.get(name, "") for name in names))
             if log is not None:
                 log.append(request)
-            if clients is not None:
-                clients.add(str(self.client_address))
             fault, path = (faults and faults(request)) or Fault(), unquote(urlsplit(self.path).path)
             api, blob = _API.fullmatch(path), _BLOB.fullmatch(path)
             match = api or blob or _RESOLVE.fullmatch(path)

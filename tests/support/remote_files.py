@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import random
 import threading
@@ -27,43 +28,39 @@ DATA = {BIG: random.Random(1).randbytes(3 * MB), SMALL: b'{"a": 1}\n'}
 FAULT = Callable[[Request], Fault | None]
 
 
-class Remote:
+class LocalHub:
+    """A Hub with what is in `root`, which stands for the public one in this process while it is served."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root, self.requests, self.said = folder / "remote", list[Request](), heard()
+        self.point_at = functools.partial(hub.use, monkeypatch)
+        self.point_at(NOWHERE)
+
+    @contextlib.contextmanager
+    def serve(self, faults: FAULT | None = None, **options: Any) -> Iterator[str]:
+        with hub.serve(self.root, faults=faults, log=self.requests, **options) as url:
+            self.point_at(url)
+            yield url
+
+
+class Remote(LocalHub):
     """A Hub with one repository, and a place to fetch to."""
 
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch | None = None) -> None:
-        self.monkeypatch = monkeypatch
-        if monkeypatch:
-            hub.use(monkeypatch, NOWHERE)
-        self.root, self.out = root / "remote", root / "out"
-        self.requests: list[Request] = []
-        self.said = heard()
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(folder, monkeypatch)
+        self.out = folder / "out"
         for name, data in DATA.items():
             path = self.root / REPO / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-        self.revision = hub.scan(self.root / REPO, REPO).commit
+        self.source = HubRepository(REPO, hub.scan(self.root / REPO, REPO).commit, "do something")
 
-    @contextlib.contextmanager
-    def serve(self, faults: FAULT | None = None, **options: Any) -> Iterator[str]:
-        """For this process the public Hub, where there is a monkeypatch."""
-        with hub.serve(self.root, faults=faults, log=self.requests, **options) as url:
-            if self.monkeypatch:
-                hub.use(self.monkeypatch, url)
-            yield url
-
-    @property
-    def source(self) -> HubRepository:
-        return HubRepository(REPO, self.revision, "do something")
-
-    def piece(self, source: HubRepository, begin: int = 0, end: int = -1, file: str = BIG, **more: Any) -> Piece:
+    def piece(self, begin: int = 0, end: int = -1, file: str = BIG, *, known: bool = True) -> Piece:
+        """known: with its hash."""
         size = len(DATA[file])
         end = size if end < 0 else end
-        name = f"{file}.{begin}-{end}"
-        return Piece([source], file, size, begin, end, self.out / name, **more)
-
-    def known_piece(self, source: HubRepository, begin: int = 0, end: int = -1) -> Piece:
-        end = len(DATA[BIG]) if end < 0 else end
-        return self.piece(source, begin, end, sha256=sha256(DATA[BIG][begin:end]))
+        target = self.out / f"{file}.{begin}-{end}"
+        return Piece([self.source], file, size, begin, end, target, sha256(DATA[file][begin:end]) if known else "")
 
     def fetch(self, pieces: list[Piece]) -> None:
         transfer.fetch(pieces, title="fetching")

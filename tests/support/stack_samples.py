@@ -18,20 +18,19 @@ from sparkpin.pins.schema import LockedDeb, LockedFile, Stack, StackLock
 DEBS = {"libc6": "2.36-9", "python3.11-minimal": "3.11.2-6"}
 
 
+def pin(requirements: list[str], platform: str = "linux/amd64", **python: object) -> dict[str, object]:
+    layers = [{"name": "all", "packages": ["*"]}]
+    return {
+        "description": "",
+        "platform": platform,
+        "default_recipe": "r",
+        "debian": {"suite": "bookworm", "packages": ["python3"]},
+        "python": {"version": "3.11", "requirements": requirements, "layers": layers, **python},
+    }
+
+
 def stack(**python: object) -> Stack:
-    value = {"version": "3.11", "requirements": ["a==1.0"], "layers": [{"name": "all", "packages": ["*"]}], **python}
-    return parse(
-        Stack,
-        {
-            "name": "s",
-            "description": "",
-            "platform": "linux/amd64",
-            "default_recipe": "r",
-            "debian": {"suite": "bookworm", "packages": []},
-            "python": value,
-        },
-        "s.yaml",
-    )
+    return parse(Stack, {"name": "s", **pin(["a==1.0"], **python)}, "s.yaml")
 
 
 def locked(paths: Paths, *wheels: LockedFile) -> StackLock:
@@ -39,14 +38,10 @@ def locked(paths: Paths, *wheels: LockedFile) -> StackLock:
     for name, version in DEBS.items():
         path = paths.project.parent / f"{name}.deb"
         path.write_text(name)
-        debs.append(entry(path, name, version))
+        sha256, size = sha256_file(path)
+        debs.append(LockedDeb(name=name, version=version, file=path.name, size=size, sha256=sha256))
         Store(paths.store).add(path, debs[-1])
     return StackLock(stack="s", inputs="0" * 64, debs=debs, wheels=list(wheels))
-
-
-def entry(path: Path, name: str, version: str, **more: str) -> LockedDeb:
-    sha256, size = sha256_file(path)
-    return LockedDeb(name=name, version=version, file=path.name, size=size, sha256=sha256, **more)
 
 
 def deb(name: str, version: str) -> LockedDeb:
@@ -69,15 +64,7 @@ def project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
 
 
 def write(paths: Paths, requirements: list[str], platform: str = "linux/amd64", **python: object) -> None:
-    layers = [{"name": "all", "packages": ["*"]}]
-    value = {
-        "description": "",
-        "platform": platform,
-        "default_recipe": "r",
-        "debian": {"suite": "bookworm", "packages": ["python3"]},
-        "python": {"version": "3.11", "requirements": requirements, "layers": layers, **python},
-    }
-    (paths.project / "pins/stacks/s.yaml").write_text(yaml.safe_dump(value))
+    (paths.project / "pins/stacks/s.yaml").write_text(yaml.safe_dump(pin(requirements, platform, **python)))
 
 
 def versions(lock: StackLock) -> dict[str, str]:

@@ -68,7 +68,6 @@ class Index:
     gone: files that the pages name and that are not there any more. sizes: pages are JSON and tell them (PEP 700).
     busy: files that a 503 stands before, once; login: "name:password" that everything requires; stale: what is sent in
     place of a file.
-    ranges: those of the requests for files, "" for all of one.
     endless: files that never end, and tell no length; sent: bytes of these; moved: file -> where it is said to lie.
     uploaded: file -> when it came ("2026-05-10T07:38:37Z"), which JSON pages tell, too.
     """
@@ -78,7 +77,6 @@ class Index:
     hashes: bool = True
     slow: dict[str, float] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
-    ranges: list[str] = field(default_factory=list)
     gone: set[str] = field(default_factory=set)
     sizes: bool = True
     uploaded: dict[str, str] = field(default_factory=dict)
@@ -113,7 +111,6 @@ def serve(folder: Path) -> Iterator[Index]:
                 self.begin(200, (folder / name).stat().st_size)
             else:
                 index.asked.append(name)
-                index.ranges.append(self.headers.get("Range", ""))
                 self.send_wheel(name)
 
         def send_page(self, name: str) -> None:

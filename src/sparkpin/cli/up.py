@@ -97,7 +97,7 @@ def announce(plan: BuildPlan, place: Registry | None) -> None:
         show(f"  {pairing.stage.name:8} {pairing.stage.description} ({state})")
     if place:
         show(f"To be taken instead of built: what {place} has of it, signed by whom this machine trusts.")
-    wheel = absent_wheel(plan.paths, last.model, last.model_lock)
+    wheel = absent_wheel(plan.paths, last.model_lock)
     if absent := [*plan.absent, *([wheel] if wheel else [])]:
         show(f"To be fetched: {count(len(absent), 'file')}, {size(sum(file.size for file in absent))}.")
     for note in plan.notes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,6 @@ from sparkpin.pins.schema import LockedFile, RepositoryLock
 from sparkpin.releases.record import Release, Releases
 
 PASSING = ("seconds", "size", "layers")  # of a build record: another build of the same image may say otherwise
-REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*/[0-9a-f]{40}")
 LISTED = ("deb", "wheel", "mod", "tool", "gguf", "model")  # in the SBOM; the statement has all kinds
 
 Kind = Literal["deb", "wheel", "mod", "tool", "text", "project", "gguf", "model"]
@@ -208,12 +206,10 @@ def locked_files(records: Sequence[BuildRecord]) -> list[LockedFile]:
 
 
 def stored_parts(records: Sequence[BuildRecord], models: ModelInputs) -> list[Part]:
-    """All that was fetched, for images and checkpoint. Refused for a repository that no folder can hold."""
+    """All that was fetched, for images and checkpoint."""
     found = [stored(file) for file in locked_files(records)]
     for repository in models.repositories:
         folder = f"{repository.repo}/{repository.revision}"
-        if not REPOSITORY.fullmatch(folder):
-            raise Refused(f"a lock names a repository {folder}")
         found += [stored(file, f"{folder}/{file.file}") for file in repository.files]
         found += [stored(blob) for blob in blobs_of(repository)]
     return found

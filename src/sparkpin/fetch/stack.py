@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import subprocess
 from datetime import UTC, datetime
-from functools import partial
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -18,7 +17,7 @@ from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.fetch.debs import TIME, debian_closure, fetch_debs
-from sparkpin.fetch.store import Store, find_missing, former_lock, locked_store, scratch
+from sparkpin.fetch.store import Store, find_missing, locked_store, scratch
 from sparkpin.fetch.wheels import Newer, fetch_wheels, index_closure, target_of
 from sparkpin.pins.manifests import load_stack, lock_text, read_lock, stack_inputs
 from sparkpin.pins.schema import LockedDeb, LockedFile, Stack, StackLock
@@ -32,7 +31,7 @@ def lock_stack(paths: Paths, name: str, *, newer: Newer | None = None) -> StackL
     stack, lock_file = load_stack(paths.project, name), paths.project / f"pins/stacks/{name}.lock"
     file = f"pins/stacks/{name}.yaml"
     check_requirements(stack, file)
-    former = former_lock(lock_file, partial(read_lock, StackLock))
+    former = read_lock(StackLock, paths.project, name) if lock_file.is_file() else None
     with locked_store(paths) as store:
         if newer and former and newer.what in ("vllm", "python"):
             debs = former.debs

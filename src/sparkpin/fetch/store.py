@@ -10,15 +10,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
-from sparkpin.core.errors import IntegrityError, ManifestError
+from sparkpin.core.errors import DiskError, IntegrityError
 from sparkpin.core.files import CHUNK, PARTIAL, atomic_file, disk_errors, lock, sha256_file, sweep
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
-from sparkpin.pins.schema import LockedFile, ModelLock, StackLock
+from sparkpin.pins.schema import LockedFile
 
-L = TypeVar("L", StackLock, ModelLock)
 FETCH = "invoke build --fetch-only"
 LOST = (
     "`invoke import FILE` of a bundle that another machine exported with its store, or copy that machine's store "
@@ -89,6 +87,15 @@ def is_whole(path: Path, size: int) -> bool:
     return path.is_file() and path.stat().st_size == size
 
 
+def move(path: Path, place: Path) -> None:
+    """A complete file to its place. DiskError for a folder there, which may be somebody's work."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.replace(place)
+    except IsADirectoryError as error:
+        raise DiskError(f"{place}: got a folder, expected a file or nothing", next_step=f"rm -r {place}") from error
+
+
 def check(file: LockedFile, sha256: str, size: int, what: str, next_step: str = FETCH) -> None:
     """Compare bytes that were read with the lock; IntegrityError names both sides."""
     if (sha256, size) != (file.sha256, file.size):
@@ -109,15 +116,14 @@ def find_missing(
     """
     rows, missing = list(wanted), []
     with ThreadPoolExecutor(HASH_WORKERS) as pool:
-        hashes = pool.map(lambda row: hash_of(row[1]) if is_whole(row[1], row[0].size) else "", rows)
+        hashes = pool.map(lambda row: hash_of(row[1]) if row[1].is_file() else "", rows)
     for (file, path), sha256 in zip(rows, hashes, strict=True):
-        if sha256 == file.sha256:
+        if sha256 == file.sha256 and is_whole(path, file.size):
             continue
         missing.append(file)
-        if path.is_file():
-            got = f"sha256 {sha256}" if sha256 else f"size {path.stat().st_size}"
-            expected = file.sha256 if sha256 else file.size
-            say(f"{path} ({file.name}) is damaged (got {got}, expected {expected}) and has to be fetched again")
+        if sha256:
+            what = f"{file.file} ({file.name}) is damaged in {path}"
+            say(f"{what}: got SHA-256 {sha256}, expected {file.sha256}; it has to be fetched again")
             if remove:
                 path.unlink()
     return missing
@@ -131,16 +137,3 @@ def scratch(folder: Path) -> Iterator[Path]:
         sweep(folder)
         with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as name:
             yield Path(name)
-
-
-def former_lock(file: Path, read: Callable[[Path, str], L]) -> L | None:
-    """The lock that is there, with which what is offered now is compared; ManifestError for a damaged one."""
-    if not file.is_file():
-        return None
-    project, kind, name = file.parents[2], file.parent.name.removesuffix("s"), file.stem
-    try:
-        return read(project, name)
-    except ManifestError as error:
-        path = file.relative_to(project)
-        step = f"git checkout {path}, or, for all hashes as offered now, rm {path}; then invoke lock --{kind} {name}"
-        raise ManifestError(error.file, error.key, error.got, error.expected, next_step=step) from None

@@ -22,7 +22,7 @@ from sparkpin.core import files, terminal
 from sparkpin.core.errors import IntegrityError, NetworkError, SparkpinError
 from sparkpin.core.progress import ticking
 from sparkpin.core.terminal import say
-from sparkpin.fetch.store import LOST, Store, is_whole
+from sparkpin.fetch.store import LOST, Store, is_whole, move
 from sparkpin.pins.schema import LockedFile
 
 T = TypeVar("T")
@@ -44,10 +44,6 @@ class Temporary(Exception):
 
 class TransferStopped(Exception):
     """Another transfer failed, or a person stopped the run."""
-
-
-class Missing(NetworkError):
-    """A server answers, and has no such file: it may have others."""
 
 
 class Silent(NetworkError):
@@ -164,7 +160,7 @@ class Piece:
                 what, expected_size=self.length, expected_sha256=self.sha256, size=size, sha256=sha256, next_step=step
             )
         files.sync_file(self.part)
-        self.part.replace(self.target)
+        move(self.part, self.target)
         if self.target.stat().st_nlink == 1:  # else it is somebody's own
             self.target.chmod(0o444)  # checkpoints have hard links to such files, so nothing may write into them
         files.sync_folder(self.target.parent)
@@ -221,8 +217,9 @@ def bring(piece: Piece, stop: threading.Event, silent: set[str]) -> None:
                 silent |= {source.host} if isinstance(error, Silent) else set()
         if piece.part.exists() and not piece.part.stat().st_size:
             piece.part.unlink()
-    faults = faults or [Missing("no index or mirror that is asked offers it", next_step=LOST)]
-    worst = next(each for kind in (IntegrityError, Missing, NetworkError) for each in faults if isinstance(each, kind))
+    faults = faults or [NetworkError("no index or mirror that is asked offers it", next_step=LOST)]
+    # Silent only where all are: it would end the other pieces, which the other sources have.
+    worst = max(faults, key=lambda error: (isinstance(error, IntegrityError), not isinstance(error, Silent)))
     causes = "\n    ".join(error.message for error in faults)
     raise type(worst)(f"cannot fetch {piece.label}: {causes}", next_step=worst.next_step or piece.sources[0].next_step)
 
@@ -233,14 +230,15 @@ def bring_from(source: Source, piece: Piece, stop: threading.Event) -> None:
     def receive(again: bool) -> None:
         with piece.part.open("ab") as file:
             begin = piece.begin + file.tell()
-            if begin < piece.end:
-                with source.open(piece, begin, again=again) as chunks:
-                    for chunk in chunks:  # to the end of the answer, or its connection could not be used again
-                        pause(stop, 0)
-                        file.write(chunk)
-                        file.flush()  # a kill loses no byte
-                if file.tell() < piece.length:
-                    raise Temporary(f"the connection broke after {file.tell():,} of {piece.length:,} bytes")
+            if begin == piece.end:
+                return
+            with source.open(piece, begin, again=again) as chunks:
+                for chunk in chunks:  # to the end of the answer, or its connection could not be used again
+                    pause(stop, 0)
+                    file.write(chunk)
+                    file.flush()  # a kill loses no byte
+            if file.tell() < piece.length:
+                raise Temporary(f"the connection broke after {file.tell():,} of {piece.length:,} bytes")
 
     for again in (False, True):
         if path := None if again else source.local(piece.file, piece.size):

@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import re
 import ssl
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from sparkpin.core.errors import HostError, IntegrityError, NetworkError
 from sparkpin.fetch.store import LOST
-from sparkpin.fetch.transfer import AGAIN, Missing, Piece, Source, Temporary
+from sparkpin.fetch.transfer import AGAIN, Piece, Source, Temporary
 
 if TYPE_CHECKING:
     import httpx
@@ -55,16 +53,15 @@ class Address(Source):
 
     @contextlib.contextmanager
     def ask(self, method: str, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
-        """Raises Temporary, Missing for a file that is not there, and NetworkError for a login that is."""
+        """Raises Temporary and NetworkError."""
         place = self.place("")
         with lost_connections(place), self.client.stream(method, self.url, headers=headers) as answer:
             cause = f"{place} answers {answer.status_code}"
             if is_busy(answer.status_code):
                 raise Temporary(cause, retry_after(answer.headers))
-            if answer.status_code in (401, 403, 407):
-                raise NetworkError(cause, next_step=CONFIG)
             if answer.status_code >= 400:
-                raise Missing(cause, next_step=LOST)
+                is_login = answer.status_code in (401, 403, 407)
+                raise NetworkError(cause, next_step=CONFIG if is_login else LOST)
             yield answer
 
     @contextlib.contextmanager
@@ -135,8 +132,7 @@ def content_of(answer: Any, piece: Piece, begin: int, what: str) -> Iterator[byt
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds that a server asks us to wait; 0 where it does not say."""
-    value = headers.get("Retry-After", "").strip()
-    with contextlib.suppress(ValueError, OverflowError):
-        return float(value) if value.isdecimal() else parsedate_to_datetime(value).timestamp() - time.time()
-    return 0
+    """Seconds that a server asks us to wait; 0 where it does not say. Of a date, which few send, nothing is taken: the
+    pauses grow without it."""
+    value = headers.get("Retry-After", "")
+    return float(value) if value.isdecimal() else 0

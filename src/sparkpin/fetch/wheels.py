@@ -133,8 +133,7 @@ def index_closure(
         among = f", of files from before {dates} (for an index without dates: --hold 0)" if dates else ""
         expected = f"requirements that fit together{among}; uv says:\n{error}"
         raise ManifestError(file, "python.requirements", python.requirements, expected) from None
-    sizes = {wheel.sha256: wheel.size for wheel in former}
-    return sorted((best(package, target, file, sizes) for package in found), key=lambda wheel: wheel.name)
+    return sorted((best(package, target, file) for package in found), key=lambda wheel: wheel.name)
 
 
 def resolve(
@@ -182,11 +181,10 @@ def file_of(url: str) -> str:
     return unquote(urlsplit(url).path).rpartition("/")[2]
 
 
-def best(package: Package, target: WheelTarget, file: str, sizes: Mapping[str, int]) -> LockedFile:
+def best(package: Package, target: WheelTarget, file: str) -> LockedFile:
     """Of a distribution in a pylock.toml the wheel that fits the target best.
 
-    sizes: SHA-256 -> bytes, of wheels that are known. Where neither the index gives a size (PyTorch's own does not) nor
-    anybody knows it, the server is asked for the file's.
+    Where the index gives no size (PyTorch's own does not), the server is asked for the file's.
     """
     tags, ranked = target.ranks(), []
     for wheel in package.get("wheels", []):
@@ -199,12 +197,11 @@ def best(package: Package, target: WheelTarget, file: str, sizes: Mapping[str, i
     _, name, wheel = min(ranked, key=lambda row: row[:2])
     if "sha256" not in wheel["hashes"]:  # uv reads a file of which the index gives no hash at all
         raise NetworkError(f"the index gives no SHA-256 of {name}", next_step=CONFIG)
-    sha256 = wheel["hashes"]["sha256"]
-    if (size := wheel.get("size", sizes.get(sha256))) is None:
+    if (size := wheel.get("size")) is None:
         with index_client(env := indexes()) as client:
             size = patient(functools.partial(source_of(client, wheel["url"], env).size, name), name)
     project = canonicalize_name(package["name"])
-    return LockedFile(name=project, version=package["version"], file=name, size=size, sha256=sha256)
+    return LockedFile(name=project, version=package["version"], file=name, size=size, sha256=wheel["hashes"]["sha256"])
 
 
 def fetch_wheels(backend: str, target: WheelTarget, wanted: Sequence[LockedFile], store: Store) -> None:

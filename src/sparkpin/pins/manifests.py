@@ -203,11 +203,13 @@ def read_lock(kind: type[K], project: Path, name: str, inputs: str | None = None
     if not path.is_file():
         raise ManifestError(path, WHOLE, "no such file", "a lock: nobody has locked this yet", next_step=command)
     require_size(path, LOCK_LIMIT)
+    name = f"pins/{path.parent.name}/{path.name}"
+    again = f"git checkout {name}, or, for all hashes as offered now, rm {name}; then {command}"
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ManifestError(path, WHOLE, str(error), "JSON as `invoke lock` writes it", next_step=command) from None
-    lock = parse(kind, value, path, next_step=command)
+        raise ManifestError(path, WHOLE, str(error), "JSON as `invoke lock` writes it", next_step=again) from None
+    lock = parse(kind, value, path, next_step=again)
     if inputs not in (None, lock.inputs):
         expected = f"{inputs}, since the pins have changed"
         raise ManifestError(path, "inputs", lock.inputs, expected, next_step=command)

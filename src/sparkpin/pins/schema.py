@@ -19,6 +19,7 @@ Reason = Annotated[str, Field(min_length=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Variable = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
 UNRESOLVED = "unresolved"
+REPO = r"^\w[\w.-]*/\w[\w.-]*$"
 Scalar = str | int | float | bool
 FlagValue = Scalar | Annotated[list[Any], Field(min_length=1)] | dict[str, Any] | None
 PLATFORMS = Literal["linux/amd64", "linux/arm64"]
@@ -287,7 +288,7 @@ class PinnedRepository(StrictModel):
     absolute or relative to the project; the lock's revision is then derived from the files' hashes.
     """
 
-    repo: Annotated[str, Field(pattern=r"^\w[\w.-]*/\w[\w.-]*$")]
+    repo: Annotated[str, Field(pattern=REPO)]
     revision: Annotated[str, Field(pattern=rf"^([0-9a-f]{{40}}|{UNRESOLVED})$")]
     folder: str = ""
 
@@ -454,8 +455,8 @@ class RepositoryLock(StrictModel):
     repository that is fetched whole.
     """
 
-    repo: str
-    revision: str
+    repo: Annotated[str, Field(pattern=REPO)]  # it names a folder, as the revision does
+    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
     files: list[LockedFile]
     headers: list[LockedFile] = []
     tensors: list[LockedFile] = []

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Iterator
-from email.utils import formatdate
 from pathlib import Path
 
 import debian_archive
@@ -58,12 +56,9 @@ def package(name: str, archive: str = "debian") -> LockedDeb:
 LIBC, PYTHON, OPENSSL = package("libc6"), package("python3.11-minimal"), package("openssl", "debian-security")
 
 
-def lock(*rows: LockedDeb, time: str = TIME) -> StackLock:
-    return StackLock(stack="s", inputs="0" * 64, time=time, debs=list(rows), wheels=[])
-
-
-def fetch(paths: Paths, *rows: LockedDeb) -> None:
-    debs.fetch_debs(stack(), TIME, rows, Store(paths.store))
+def fetch(paths: Paths, *rows: LockedDeb) -> int:
+    """As of a stack that has nothing else."""
+    return fetch_stack(paths, stack(), StackLock(stack="s", inputs="0" * 64, time=TIME, debs=list(rows), wheels=[]))
 
 
 def is_stored(paths: Paths, deb: LockedDeb) -> bool:
@@ -76,8 +71,10 @@ def test_a_mirror_that_has_moved_on(paths: Paths, archive: DebianArchive) -> Non
     archive.mirror(OPENSSL, b"other bytes")
     archive.snapshot(PYTHON, DATA["python3.11-minimal"])
     archive.snapshot(OPENSSL, DATA["openssl"])
-    fetch(paths, LIBC, PYTHON, OPENSSL)
-    assert all(Store(paths.store).verified(deb) for deb in (LIBC, PYTHON, OPENSSL))
+    rows = (LIBC, PYTHON, OPENSSL)
+    assert fetch(paths, *rows) == sum(deb.size for deb in rows)
+    assert all(Store(paths.store).verified(deb) for deb in rows)
+    assert fetch(paths, *rows) == 0, "what is there needs no network"
     assert archive.asked == [
         f"/mirror/debian/{PYTHON.path}",
         f"/archive/debian/{TIME}/{PYTHON.path}",
@@ -126,10 +123,9 @@ def test_a_busy_archive_is_left_alone_as_long_as_it_asks(
     paths: Paths, archive: DebianArchive, pauses: list[float]
 ) -> None:
     archive.mirror(LIBC, DATA["libc6"])
-    later = formatdate(time.time() + 90, usegmt=True)
-    archive.busy[f"/mirror/debian/{LIBC.path}"] = [(429, "7"), (503, later), (503, "")]
+    archive.busy[f"/mirror/debian/{LIBC.path}"] = [(429, "7"), (503, "90"), (503, "")]
     fetch(paths, LIBC)
-    assert is_stored(paths, LIBC) and pauses == [7.0, pytest.approx(90, abs=20), 4.0]
+    assert is_stored(paths, LIBC) and pauses == [7.0, 90.0, 4.0]
 
 
 def test_pauses_have_an_end(paths: Paths, archive: DebianArchive, pauses: list[float]) -> None:
@@ -153,6 +149,16 @@ def test_without_a_network_one_package_is_tried(
     assert caught.value.next_step == transfer.AGAIN and len(pauses) == transfer.TRIES - 1
 
 
+def test_a_silent_archive_keeps_no_other_package_from_being_fetched(
+    paths: Paths, archive: DebianArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARKPIN_SNAPSHOT", "http://127.0.0.1:9")
+    archive.mirror(LIBC, DATA["libc6"])
+    with pytest.raises(NetworkError, match=PYTHON.sha256) as caught:
+        fetch(paths, LIBC, PYTHON)  # the larger one first
+    assert caught.value.next_step == LOST and is_stored(paths, LIBC)
+
+
 def test_no_message_has_the_password_of_a_mirror(
     paths: Paths, archive: DebianArchive, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
@@ -163,16 +169,5 @@ def test_no_message_has_the_password_of_a_mirror(
     monkeypatch.setenv("SPARKPIN_SNAPSHOT", server)
     archive.mirror(LIBC, b"other bytes")
     with pytest.raises(IntegrityError) as caught:
-        debs.fetch_debs(stack(), TIME, [LIBC], Store(paths.store))
+        fetch(paths, LIBC)
     assert pauses and "127.0.0.1:9" in str(caught.value) and "secret" not in f"{caught.value}{said}"
-
-
-def test_a_stack_is_fetched_from_both(paths: Paths, archive: DebianArchive) -> None:
-    """With the lock's own time; what is there then needs no network."""
-    archive.snapshot(LIBC, DATA["libc6"])
-    archive.mirror(PYTHON, DATA["python3.11-minimal"])
-    assert fetch_stack(paths, stack(), lock(LIBC, PYTHON)) == LIBC.size + PYTHON.size
-    before = list(archive.asked)
-    assert fetch_stack(paths, stack(), lock(LIBC, PYTHON)) == 0 and archive.asked == before
-    Store(paths.store).path(LIBC.sha256).write_bytes(b"damaged")
-    assert fetch_stack(paths, stack(), lock(LIBC, PYTHON)) == LIBC.size

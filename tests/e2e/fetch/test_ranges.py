@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hub import Fault, Request, use
+from hub import Fault, Request
 from huggingface_hub import constants
 from remote_files import BIG, DATA, MB, NOWHERE, REPO, SMALL, Remote, once, sha256
 from remote_files import pauses as pauses
@@ -27,9 +27,9 @@ def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Remote:
 
 
 def test_pieces_are_what_was_asked_for_and_nothing_else_is_sent(remote: Remote) -> None:
-    spans, sent = [(0, 8), (1000, 50_000), (2 * MB, 2 * MB + 1), (WHOLE - 5, WHOLE)], list[int]()
+    spans, sent = [(0, 8), (7, 7), (1000, 50_000), (2 * MB, 2 * MB + 1), (WHOLE - 5, WHOLE)], list[int]()
     with remote.serve(sent=sent):
-        pieces = [remote.piece(remote.source, begin, end) for begin, end in spans]
+        pieces = [remote.piece(begin, end) for begin, end in spans]
         remote.fetch(pieces)
     assert all(map(remote.is_there, pieces))
     assert sum(sent) == sum(end - begin for begin, end in spans)
@@ -40,7 +40,7 @@ def test_pieces_are_what_was_asked_for_and_nothing_else_is_sent(remote: Remote) 
 def test_a_cut_connection_is_taken_up_where_it_broke(remote: Remote, pauses: list[float], at: int) -> None:
     sent = list[int]()
     with remote.serve(once(Fault(cut=at)), sent=sent):
-        piece = remote.piece(remote.source, 0, 2 * MB)
+        piece = remote.piece(0, 2 * MB)
         remote.fetch([piece])
     assert remote.is_there(piece)
     assert remote.blobs == [f"bytes=0-{2 * MB - 1}", f"bytes={at}-{2 * MB - 1}"]
@@ -52,7 +52,7 @@ def test_a_server_that_falls_silent_is_asked_again(remote: Remote, monkeypatch: 
     monkeypatch.setattr("sparkpin.fetch.hub.SILENCE", 0.3)
     ever = threading.Event()
     with remote.serve(once(Fault(cut=1000, wait=ever))):
-        piece = remote.known_piece(remote.source, 0, 3000)
+        piece = remote.piece(0, 3000)
         remote.fetch([piece])
         ever.set()
     assert remote.is_there(piece)
@@ -73,7 +73,7 @@ def test_a_server_that_falls_silent_is_asked_again(remote: Remote, monkeypatch: 
 def test_what_an_earlier_run_began(remote: Remote, known: bool, end: int, left: bytes, asked: list[str]) -> None:
     """Gone on with where a hash will tell: after a loss of power the length can be right and the bytes wrong."""
     with remote.serve():
-        piece = (remote.known_piece if known else remote.piece)(remote.source, 0, end)
+        piece = remote.piece(0, end, known=known)
         piece.part.parent.mkdir(parents=True)
         piece.part.write_bytes(left)
         remote.fetch([piece])
@@ -84,7 +84,7 @@ def test_what_an_earlier_run_began(remote: Remote, known: bool, end: int, left: 
 def test_it_gives_up_after_some_tries_and_keeps_what_came(remote: Remote, pauses: list[float]) -> None:
     cuts = [Fault(cut=10)] * transfer.TRIES
     with remote.serve(once(*cuts)):
-        piece = remote.known_piece(remote.source, 0, 1000)
+        piece = remote.piece(0, 1000)
         with pytest.raises(NetworkError, match=REPO):
             remote.fetch([piece])
         assert pauses == [1, 2, 4, 8]
@@ -101,8 +101,7 @@ def test_it_gives_up_after_some_tries_and_keeps_what_came(remote: Remote, pauses
     [
         (BLOBS, 429, {"Retry-After": "17"}, 17),
         (RESOLVE, 429, {"RateLimit": '"resolvers";r=0;t=55'}, 56),
-        (BLOBS, 503, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 1),
-        (BLOBS, 503, {"Retry-After": "Wed, 21 Oct 99999999999999999999 07:28:00 GMT"}, 1),
+        (BLOBS, 503, {"Retry-After": "Wed, 21 Oct 2099 07:28:00 GMT"}, 1),
     ],
 )
 def test_a_busy_server_is_asked_again_when_it_wants(
@@ -110,7 +109,7 @@ def test_a_busy_server_is_asked_again_when_it_wants(
 ) -> None:
     left = [Fault(status, headers)]
     with remote.serve(lambda request: left.pop() if left and where in request.path else None):
-        piece = remote.piece(remote.source, 0, 1000)
+        piece = remote.piece(0, 1000)
         remote.fetch([piece])
     assert remote.is_there(piece)
     assert pauses == [seconds]
@@ -120,7 +119,7 @@ def test_a_busy_server_is_asked_again_when_it_wants(
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_a_refusal_is_not_asked_again(remote: Remote, pauses: list[float], status: int, code: str) -> None:
     with remote.serve(lambda request: Fault(status, {"X-Error-Code": code})):
-        piece = remote.piece(remote.source, 0, 1000)
+        piece = remote.piece(0, 1000)
         with pytest.raises(NetworkError, match=f"{BIG} of {REPO}") as caught:
             remote.fetch([piece])
         with pytest.raises(NetworkError, match=REPO) as listing:
@@ -146,13 +145,13 @@ def test_a_list_of_files_that_is_none(remote: Remote) -> None:
 )
 def test_an_answer_of_other_bytes_is_noticed(remote: Remote, fault: Fault) -> None:
     with remote.serve(once(fault)), pytest.raises(NetworkError, match=f"{BIG} of {REPO}"):
-        remote.fetch([remote.piece(remote.source, 1000, 2000)])
+        remote.fetch([remote.piece(1000, 2000)])
     assert not list(remote.out.glob("model*"))
 
 
 def test_a_file_goes_on_from_a_server_without_ranges(remote: Remote) -> None:
     with remote.serve(once(Fault(cut=MB), Fault(whole=True))):
-        piece = remote.known_piece(remote.source)
+        piece = remote.piece()
         remote.fetch([piece])
     assert remote.is_there(piece)
     assert remote.blobs == ["", f"bytes={MB}-{WHOLE - 1}"]
@@ -162,7 +161,7 @@ def test_wrong_bytes_are_asked_for_once_more_and_past_caches(remote: Remote) -> 
     """A proxy that holds wrong bytes gives them for as long as it may. A whole file needs no range."""
     wrong = Fault(wrong=True, whole=True)
     with remote.serve(lambda request: None if request.cache or BLOBS not in request.path else wrong):
-        piece = remote.known_piece(remote.source)
+        piece = remote.piece()
         remote.fetch([piece])
     assert remote.is_there(piece)
     gets = [(request.range, request.cache) for request in remote.requests if BLOBS in request.path]
@@ -172,7 +171,7 @@ def test_wrong_bytes_are_asked_for_once_more_and_past_caches(remote: Remote) -> 
 def test_wrong_bytes_twice_are_an_error_and_none_of_them_stays(remote: Remote) -> None:
     wanted, seen = sha256(DATA[BIG][:1000]), sha256(bytes([DATA[BIG][0] ^ 1]) + DATA[BIG][1:1000])
     with remote.serve(once(Fault(wrong=True), Fault(wrong=True))):
-        piece = remote.piece(remote.source, 0, 1000, sha256=wanted)
+        piece = remote.piece(0, 1000)
         with pytest.raises(IntegrityError) as caught:
             remote.fetch([piece])
     assert all(text in caught.value.message for text in (BIG, wanted, seen))
@@ -181,11 +180,12 @@ def test_wrong_bytes_twice_are_an_error_and_none_of_them_stays(remote: Remote) -
 
 @pytest.mark.parametrize("right", [True, False])
 def test_what_the_users_hub_cache_has_is_not_fetched_unless_it_is_damaged(remote: Remote, right: bool) -> None:
-    cached = Path(constants.HF_HUB_CACHE) / f"models--{REPO.replace('/', '--')}/snapshots/{remote.revision}/{BIG}"
+    repository = Path(constants.HF_HUB_CACHE) / f"models--{REPO.replace('/', '--')}"
+    cached = repository / "snapshots" / remote.source.revision / BIG
     cached.parent.mkdir(parents=True)
     cached.write_bytes(DATA[BIG] if right else bytes(WHOLE))
     with remote.serve():
-        pieces = [remote.known_piece(remote.source), remote.known_piece(remote.source, 1000, 2000)]
+        pieces = [remote.piece(), remote.piece(1000, 2000)]
         remote.fetch(pieces)
     assert all(map(remote.is_there, pieces))
     assert sorted(remote.blobs) == ([] if right else ["", "bytes=1000-1999"])
@@ -194,7 +194,7 @@ def test_what_the_users_hub_cache_has_is_not_fetched_unless_it_is_damaged(remote
 def test_hf_hub_offline_asks_nobody(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with remote.serve(), pytest.raises(NetworkError, match="HF_HUB_OFFLINE"):
-        remote.fetch([remote.piece(remote.source)])
+        remote.fetch([remote.piece()])
     assert remote.requests == []
 
 
@@ -206,28 +206,28 @@ def test_one_failure_ends_the_others_which_go_on_later(remote: Remote) -> None:
             time.sleep(0.01)
         return Fault(404)
 
-    ended, piece = threading.Event(), remote.known_piece(remote.source)
+    ended, piece = threading.Event(), remote.piece()
     with remote.serve(fault):
         threading.Timer(1.0, ended.set).start()
         with pytest.raises(NetworkError, match=SMALL):
-            remote.fetch([piece, remote.piece(remote.source, file=SMALL)])
+            remote.fetch([piece, remote.piece(file=SMALL)])
     assert MB <= piece.part.stat().st_size < WHOLE and not piece.target.exists()
     with remote.serve():
         remote.fetch([piece])
     assert remote.is_there(piece)
 
 
-def test_no_error_has_the_password_of_an_endpoint(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, NOWHERE.replace("://", "://me:secret@"))
+def test_no_error_has_the_password_of_an_endpoint(remote: Remote) -> None:
+    remote.point_at(NOWHERE.replace("://", "://me:secret@"))
     with pytest.raises(NetworkError, match=f"{REPO}.*127.0.0.1") as caught:
-        remote.fetch([remote.piece(remote.source)])
+        remote.fetch([remote.piece()])
     assert "secret" not in str(caught.value)
 
 
 def test_a_full_disk_keeps_what_came(remote: Remote, small_disk: Path) -> None:
     with remote.serve():
         remote.out = small_disk
-        piece = remote.known_piece(remote.source)
+        piece = remote.piece()
         with pytest.raises(DiskError, match="No space left on device"):
             remote.fetch([piece])
         came = piece.part.stat().st_size

@@ -568,8 +568,8 @@ def test_rows_that_no_record_asks_for(full: Parts, tmp_path: Path, name: str) ->
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"repo": "../x"}, "names a repository ../x"),
-        ({"revision": "main"}, "/main"),
+        ({"repo": "../x"}, "repositories.int4.repo"),
+        ({"revision": "main"}, "repositories.int4.revision"),
         ({"file": ".git/config"}, "none for a file system"),
     ],
 )

@@ -29,7 +29,7 @@ from sparkpin.build.checkpoint import build_checkpoint
 from sparkpin.checkpoint import content
 from sparkpin.checkpoint.content import TABLE, Hashes
 from sparkpin.core import files
-from sparkpin.core.errors import CheckpointError, IntegrityError
+from sparkpin.core.errors import CheckpointError, DiskError, IntegrityError
 from sparkpin.fetch.lock_model import lock_model
 from sparkpin.pins import manifests
 
@@ -60,8 +60,12 @@ class Model:
         return build_checkpoint(self.paths, pin, manifests.load_model_lock(self.paths.project, pin), steps)
 
     @property
+    def cached_shards(self) -> list[Path]:
+        return list(self.paths.models.glob(f"acme/sample-int4/*/{SHARD}"))
+
+    @property
     def cached(self) -> Path:
-        [path] = self.paths.models.glob(f"acme/sample-int4/*/{SHARD}")
+        [path] = self.cached_shards
         return path
 
     @property
@@ -84,27 +88,18 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
 
 
 def test_what_was_found_right_is_not_read_again(model: Model) -> None:
-    model.build(("copy",))
+    """But what was removed from the cache."""
+    made = model.build(("copy",))
     assert len(model.read) > 3, "once more in their place"
     model.build(HYBRID)
     assert model.read == []
     model.build(("copy", "mtp"))
     assert model.read == [], "though links were made to them since"
     assert not list(model.paths.models.rglob("*.download"))
-
-
-def test_a_checkpoint_that_was_moved_away_is_no_fault(model: Model) -> None:
-    """Its links keep their ctime, and the table its rows."""
-    made = model.build(("copy",))
-    made.rename(model.paths.home / "elsewhere")
+    made.rename(model.paths.home / "elsewhere")  # its links keep their ctime, and the table its rows
     assert model.build(("copy",)) == made and model.read == []
-
-
-def test_a_shard_that_was_removed_from_the_cache_comes_again(model: Model) -> None:
-    model.build(("copy",))
-    model.build(("copy", "mtp"))
     model.cached.unlink()
-    model.build(HYBRID)
+    model.build(ALL)
     assert len(model.read) == 1, "the others are known"
 
 
@@ -139,8 +134,9 @@ def test_a_base_that_changed_behind_the_record_is_seen(model: Model, change: Cal
         model.build(HYBRID)
         assert model.cached.samefile(model.own / SHARD)
         return
-    with pytest.raises(IntegrityError, match=rf"integrity mismatch on {model.own / SHARD}"):
+    with pytest.raises(IntegrityError, match=rf"integrity mismatch on {model.own / SHARD}") as caught:
         model.build(HYBRID)
+    assert str(model.own) in caught.value.next_step and not model.cached_shards
 
 
 def test_a_base_that_changes_while_it_is_copied(model: Model) -> None:
@@ -231,3 +227,16 @@ def test_what_is_no_file_in_the_cache_is_replaced(model: Model, harm: Callable[[
     harm(model.cached)
     model.build()
     assert model.cached.samefile(model.own / SHARD)
+
+
+def test_a_folder_in_the_place_of_a_cached_file_is_one_clear_error(model: Model) -> None:
+    """It may be somebody's work; once it is gone, the same command ends well."""
+    model.build(("copy",))
+    path = model.cached
+    folder(path)
+    with pytest.raises(DiskError, match=f"{path}: got a folder") as caught:
+        model.build()
+    assert str(path) in caught.value.next_step
+    path.rmdir()
+    model.build()
+    assert path.samefile(model.own / SHARD)

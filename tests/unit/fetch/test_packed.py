@@ -113,7 +113,7 @@ def test_int4_is_as_near_as_four_bits_can_be(project: Project, tmp_path: Path) -
     int4, _ = project.pack(tmp_path)
     for stem in (Q, f"{BODY}layers.0.mlp.experts.1.down_proj"):
         exact = project.original(f"{stem}.weight").astype(np.float64)
-        got = np.array(int4.int4(stem))
+        got = int4.int4(stem)
         groups = exact.reshape(len(exact), -1, 128)
         step = np.abs(groups).max(axis=2, keepdims=True) / 7
         uncut = np.square(groups - np.round(groups / step) * step).mean(axis=2)

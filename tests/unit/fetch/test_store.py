@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
+from heard import heard
 
 from sparkpin.core.errors import DiskError, IntegrityError
-from sparkpin.fetch.store import Store
+from sparkpin.fetch.store import Store, find_missing
 from sparkpin.pins.schema import LockedFile
 
 DATA = b"wheel" * 1000
@@ -58,6 +59,15 @@ def test_one_changed_byte_is_noticed(tmp_path: Path, store: Store) -> None:
             use()
         assert file.sha256 in str(caught.value) and hashlib.sha256(damaged).hexdigest() in str(caught.value)
     assert not (tmp_path / "b").exists()
+
+
+def test_a_damaged_file_is_reported_by_the_name_that_people_know(tmp_path: Path, store: Store) -> None:
+    path, file = source(tmp_path)
+    stored, said = store.add(path, file), heard()
+    stored.write_bytes(bytes(len(DATA)))
+    assert find_missing([(file, stored)]) == [file]
+    [line] = said
+    assert path.name in line and str(stored) in line and not stored.exists()
 
 
 @pytest.mark.parametrize("write", ["add", "link"])

@@ -153,7 +153,8 @@ def test_a_bad_entry_of_a_lock_is_refused(project: Path, key: str, value: object
     path.write_text(json.dumps(lock))
     with pytest.raises(ManifestError) as caught:
         manifests.load_stack_lock(project, manifests.load_stack(project, "cpu"))
-    assert (caught.value.key, caught.value.next_step) == (f"wheels.0.{key}", "invoke lock --stack cpu")
+    assert caught.value.key == f"wheels.0.{key}"
+    assert caught.value.next_step.endswith("rm pins/stacks/cpu.lock; then invoke lock --stack cpu")
 
 
 def test_pins_that_changed_after_the_lock_are_refused_where_they_decide_the_closure(project: Path) -> None:
