@@ -83,7 +83,8 @@ def verify_release(paths: Paths, release: Release, *, deep: bool) -> list[Check]
     from sparkpin.distribute import verify as verifying
 
     engine, evidence = engine_of(paths), verifying.evidence_of(paths, release)
-    checks = [*verifying.check_evidence(evidence), verifying.check_loaded(engine, release)]
+    loaded = verifying.check_loaded(engine, release)
+    checks = [*verifying.check_evidence(evidence), loaded]
     allowed = signing.Keys.from_env().allowed
     checks.append(verifying.check_published(paths.project, release, evidence.records, allowed))
-    return [*checks, verifying.check_saved(paths, engine, release)] if deep else checks
+    return [*checks, verifying.check_saved(paths, engine, release)] if deep and loaded.result == "ok" else checks

@@ -72,20 +72,29 @@ class Bundle:
 def open_bundle(path: Path, keys: Keys | None = None) -> Iterator[Bundle]:
     """The release in a file, after all of it was verified; nothing is written. keys: as of `read_bundle`.
 
-    Raises InputError when there is no such file, IntegrityError for anything that is not exactly what an export writes,
-    DiskError when the pins do not fit into the temporary folder.
+    Raises InputError when no such file can be read, IntegrityError for anything that is not exactly what an export
+    writes, DiskError when the pins do not fit into the temporary folder.
     """
-    if not path.is_file() and not (path / oci.LAYOUT).is_file():  # a pipe without a writer would never open
-        raise InputError(f"{path} is no file", next_step="name the file that `invoke export` wrote")
-    with contextlib.ExitStack() as stack:
+    step = "name the file that `invoke export` wrote"
+    try:
+        file = path.open("rb") if path.is_file() else None  # a pipe without a writer would never open
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}", next_step=step) from None
+    if file is None:
+        raise InputError(f"{path} is no file", next_step=step)
+    with file:
         with layout.refusing(path):
-            found = stack.enter_context(layout.opened(path))
-            say(f"verifying {len(found)} members, {size(sum(member.size for member in found.values()))}")
-            made, image = layout.read_index(found)
-            bundle = read_bundle(str(path), made, found, image, keys)
-            require_layout(found, made, bundle)
-            bundle = with_layers(bundle, found)
+            bundle = verified(path, layout.read_archive(file), keys)
         yield bundle
+
+
+def verified(source: Path, found: Mapping[str, Slice], keys: Keys | None = None) -> Bundle:
+    """The release in a whole layout. Refused, and whatever else `refusing` turns into it."""
+    say(f"verifying {len(found)} members, {size(sum(member.size for member in found.values()))}")
+    made, image = layout.read_index(found)
+    bundle = read_bundle(str(source), made, found, image, keys)
+    require_layout(found, made, bundle)
+    return with_layers(bundle, found)
 
 
 def require_layout(found: Mapping[str, Slice], made: bytes, bundle: Bundle) -> None:
@@ -112,6 +121,9 @@ def read_bundle(
     require_harmless(release, records)  # first: what follows writes some of the files to a folder of its own
     texts = {sha256: name for name, sha256 in release.inputs.items() if name.endswith(".yaml")}
     titles = {name: layout.INPUTS + sha256 for sha256, name in texts.items()}
+    total = sum(data[title].size for title in titles.values() if title in data)
+    if total > verify.PINS_LIMIT:
+        raise Refused(f"its YAML files have {total:,} bytes; {verify.PINS_LIMIT:,} are allowed")
     require_no_secrets({name: small(data, title) for name, title in titles.items() if title in data})
     evidence = {name: small(data, name) for name in layout.EVIDENCE if name in data}
     claimed = Claimed(release, records, evidence, lambda sha256: data.get(layout.INPUTS + sha256))
@@ -226,7 +238,8 @@ def check_demands(project: Path, release: Release) -> verify.Check:
 def require_rows(rows: Sequence[Row], records: Sequence[BuildRecord], parts: Sequence[Part]) -> None:
     """Exactly the rows that the records ask for, each with the hash and size that they name, under harmless names."""
     for folder in (layout.STORE, layout.CHECKPOINTS):
-        names = [part.path for part in parts if part.folder == folder and part.path]
+        files = dict.fromkeys((part.path, part.sha256) for part in parts if part.folder == folder and part.path)
+        names = [path for path, _ in files]  # once each: two names of a model may be of one repository
         require_names([*names, RECORD] if folder == layout.CHECKPOINTS else names, folder)
     by_title = {row.title: row for row in rows}
     wanted = {layout.RELEASE, *(f"{layout.IMAGES}{record.key}.json" for record in records)}

@@ -60,8 +60,8 @@ def copy(
     """Send the image of a release to the engine at a url, and its checkpoint into a volume there. deep: all of what is
     there of the checkpoint is hashed again.
 
-    CheckpointError for a checkpoint that is not whole here, HostError for an engine of another platform: both before
-    anything is sent.
+    CheckpointError for a checkpoint that is not whole here, HostError for one to an engine of another platform, which
+    could not run what checks it: both before anything is sent.
     """
     if checkpoint:
         require_consistent(paths, release, finished=True)
@@ -69,14 +69,17 @@ def copy(
     images = images_of(release, records)
     with engine_at(url) as other:
         with errors_of(url):
-            if (got := other.platform) != records[-1].platform:
+            if checkpoint and (got := other.platform) != records[-1].platform:
                 step = "choose a release of a stack for that machine"
                 raise HostError(f"{url} is {got}, {release.tag} is for {records[-1].platform}", next_step=step)
             require_free(other, images, url)
             total, there = len(release.diff_ids), is_there(other, images)
             below = total if there else present(other, release.diff_ids)
-        nothing = contextlib.nullcontext(dict[str, Slice]())
-        with nothing if below == total else saved_layers(paths, engine, release) as layers, errors_of(url):
+        with contextlib.ExitStack() as stack:
+            layers = dict[str, Slice]()
+            if below < total:
+                layers = stack.enter_context(saved_layers(paths, engine, release))
+            stack.enter_context(errors_of(url))
             sent = Sent(0, total) if there else send(other, images, layers, below)
             if not checkpoint:
                 return sent, None
@@ -172,6 +175,7 @@ def saved_layers(paths: Paths, engine: Engine, release: Release) -> Iterator[dic
         with disk_errors(work), archive.open("wb") as file, progress(release.size, before=GATHERS) as came:
             engine.save(ref, file, came)
         with open_saved(archive) as saved:
+            same("configuration of what the engine saved", saved.config_digest, release.image)
             same("diff IDs of what the engine saved", saved.diff_ids, list(release.diff_ids))
             yield dict(zip(release.diff_ids, saved.layers, strict=True))
 

@@ -26,6 +26,7 @@ import struct
 import tarfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -160,7 +161,9 @@ def read_rows(made: bytes) -> list[Row]:
 def read_image(image: bytes, diff_ids: Sequence[str], config: bytes) -> list[oci.OciLayer]:
     """The layers of an image's manifest, of which only their sizes are new. Refused for any other image's."""
     with reading("the image's manifest"):
-        sizes = [Row(title="", digest=diff_ids[0], size=row["size"]).size for row in json.loads(image)["layers"]]
+        sizes = [row["size"] for row in json.loads(image)["layers"]]
+        if wrong := [size for size in sizes if type(size) is not int or not 0 <= size < LARGEST]:
+            raise Refused(f"the image's manifest: got a layer of {clipped(repr(wrong[0]), SAID_VALUE)} bytes")
         layers = [oci.OciLayer(diff_id, size) for diff_id, size in zip(diff_ids, sizes, strict=True)]
     if image != oci.manifest(config, layers):
         raise Refused("the image's manifest is not the one of an image with plain layers that the record describes")
@@ -180,18 +183,21 @@ def layout_files(tag: str, config: bytes, layers: Sequence[oci.OciLayer] | None,
     return files | {oci.blob(digest): made, oci.blob(oci.digest_of(EMPTY)): EMPTY}
 
 
-@contextlib.contextmanager
-def opened(path: Path) -> Iterator[dict[str, Slice]]:
-    """The files of a layout, which is one tar file or a folder: name -> bytes."""
-    with contextlib.ExitStack() as stack:
-        if path.is_file():
-            yield read_archive(stack.enter_context(path.open("rb")))
-            return
-        found = {}
-        for file in sorted(file for file in path.rglob("*") if file.is_file()):
-            data = stack.enter_context(file.open("rb"))
-            found[str(file.relative_to(path))] = Slice(data, 0, file.stat().st_size)
-        yield found
+class WholeFile(Slice):
+    """A file that is open only while it is read: a layout of a stranger may have more than a process can open."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(BytesIO(), 0, path.stat().st_size)
+        self.path = path
+
+    def readinto(self, view: memoryview | bytearray) -> int:  # type: ignore[override]
+        with self.path.open("rb") as self.file:
+            return super().readinto(view)
+
+
+def read_folder(folder: Path) -> dict[str, Slice]:
+    """The files of a layout that is a folder: name -> bytes."""
+    return {str(path.relative_to(folder)): WholeFile(path) for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def read_archive(file: BinaryIO) -> dict[str, Slice]:

@@ -226,4 +226,6 @@ def checkpoint_parts(release: Release, record: bytes) -> list[Part]:
         if (value["model"], value["key"]) != (release.model, release.checkpoint_key):
             raise Refused(f"{layout.CHECKPOINT} is of {value['model']} {value['key']}, not of the release's checkpoint")
         files = {name: CheckpointFile.model_validate(row) for name, row in value["files"].items()}
+    if not files:
+        raise Refused(f"{layout.CHECKPOINT} names no file")
     return [Part(layout.CHECKPOINTS, file.sha256, file.size, name, name) for name, file in files.items()]

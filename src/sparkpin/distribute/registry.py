@@ -14,6 +14,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from sparkpin.build.record import records_of
 from sparkpin.core import files, locks
 from sparkpin.core.errors import InputError, IntegrityError
@@ -28,10 +30,11 @@ from sparkpin.host.engine import Engine
 from sparkpin.host.skopeo import AbsentError, Registry
 from sparkpin.image import oci
 from sparkpin.image.oci import digest_of
-from sparkpin.releases.record import Release
+from sparkpin.releases.record import Digest, Release
 
 END = ".release"  # of an artifact's tag: registries without the referrers API have no other way from image to artifact
-RECORD_LIMIT = 1 << 30  # bytes of an artifact, which has no store and no checkpoint here
+RECORD_LIMIT = 1 << 30  # bytes of an artifact
+FILE_ONLY = (layout.STORE, layout.CHECKPOINT, layout.CHECKPOINTS)  # what only a bundle in a file may hold
 PROPRIETARY = "nvidia-"  # how the names of wheels start that the CUDA toolkit's licence is about, and of some others
 TERMS = "docs/registry.md, «What may be redistributed»"
 STRANGE = "find out who wrote to that registry; nothing of it was used"
@@ -57,8 +60,7 @@ def publish(paths: Paths, engine: Engine, release: Release, place: Registry, *, 
         folder = work / "layout"
         folder.mkdir()
         total = export.export(paths, lambda: engine, release, folder, export.BundleParts())
-        with layout.opened(folder) as found:
-            made, image = layout.read_index(found)
+        made, image = layout.read_index(layout.read_folder(folder))
         if image is None or place.manifest(place.reference) not in (None, image):
             raise IntegrityError(f"{place} is another image than that of {release.tag}", next_step=STRANGE)
         named = {"image": image, "release": made}  # so that skopeo finds them
@@ -92,15 +94,10 @@ def pull(paths: Paths, engine: Engine, place: Registry, *, unsigned: bool = Fals
     if not place.reference:
         raise InputError(f"{place}: which release?", next_step=f"invoke import {place}:<stage>-<key>, or @sha256:...")
     made = manifest_at(place, f"{place.reference}{END if place.tag else ''}")
-    with (
-        locks.claim(paths),
-        working(paths, f"pull-{digest_of(made)[7:19]}") as folder,
-        contextlib.ExitStack() as stack,
-    ):
+    with locks.claim(paths), working(paths, f"pull-{digest_of(made)[7:19]}") as folder:
         image = fetch_record(place, made, folder)
         with refusing(place):
-            blobs = stack.enter_context(layout.opened(folder))
-            bundle = bundles.read_bundle(str(place), made, blobs, image)
+            bundle = bundles.read_bundle(str(place), made, layout.read_folder(folder), image)
             if place.tag not in ("", name_in(bundle.release)):
                 raise Refused(f"it is of {bundle.release.tag}")
         if not unsigned:
@@ -110,7 +107,7 @@ def pull(paths: Paths, engine: Engine, place: Registry, *, unsigned: bool = Fals
         if not engines.is_there(engine, engines.images_of(bundle.release, bundle.records)):
             fetch_layers(engine, place, folder, bundle, image)
             with refusing(place):
-                bundle = bundles.with_layers(bundle, stack.enter_context(layout.opened(folder)))
+                bundle = bundles.with_layers(bundle, layout.read_folder(folder))
         done = take_in.take_in(paths, engine, bundle)
         shutil.rmtree(folder, ignore_errors=True)
     return done
@@ -131,7 +128,9 @@ def fetch_record(place: Registry, made: bytes, folder: Path) -> bytes:
     with refusing(place):
         rows = layout.read_rows(made)
         total = sum(row.size for row in rows)
-        subject = layout.Row(title="subject", digest=json.loads(made)["subject"]["digest"], size=0).digest
+        subject = TypeAdapter(Digest).validate_python(json.loads(made)["subject"]["digest"])
+        if more := [row.title for row in rows if row.title.startswith(FILE_ONLY)]:
+            raise Refused(f"it holds more than a record: {more[0]}")
         if total > RECORD_LIMIT:
             raise Refused(f"its record has {total:,} bytes; {RECORD_LIMIT:,} are allowed")
     files.require_space(folder, total, "the record's bytes", "SPARKPIN_CACHE")

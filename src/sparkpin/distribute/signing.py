@@ -181,14 +181,17 @@ def attest(paths: Paths, release: Release, keys: Keys) -> Signer | None:
     statement = make_statement(release, records, materials, sbom)
     folder = Releases(paths).evidence(release)
     with Releases(paths).locked(release.recipe):
-        old = (folder / SIGNATURE).read_bytes() if (folder / SIGNATURE).is_file() else b""
+        path = folder / SIGNATURE
+        old = path.read_bytes() if path.is_file() else b""
         signature = sign(statement, keys.signing) if keys.signing else old
         signer = None
-        with contextlib.suppress(IntegrityError):  # it is not over this statement, or there is none
-            signer = verify(statement, signature, None)
-        if old and signer is None:
-            (folder / SIGNATURE).unlink()
-            say(f"{release.tag}: the signature from before is removed: it is not over this statement")
+        if signature:  # else ssh-keygen need not be there
+            with contextlib.suppress(IntegrityError):  # it is not over this statement
+                signer = verify(statement, signature, None)
+        if old and (signer is None or signature != old):
+            path.unlink()  # first: a run that is killed leaves none beside a statement that it is not over
+            if signer is None:
+                say(f"{release.tag}: the signature from before is removed: it is not over this statement")
         for name, data in ((SBOM, sbom), (STATEMENT, statement), *([(SIGNATURE, signature)] if signer else [])):
             with atomic_file(folder / name) as file:
                 file.write(data)

@@ -19,7 +19,7 @@ from sparkpin.checkpoint import content
 from sparkpin.checkpoint.content import RECORD, is_complete
 from sparkpin.checkpoint.write import hold_model, set_aside
 from sparkpin.core import files, locks
-from sparkpin.core.errors import EngineError, IntegrityError
+from sparkpin.core.errors import WHOLE, EngineError, IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.distribute import engines, layout, verify
@@ -84,10 +84,14 @@ def merged(paths: Paths, bundle: Bundle, known: Release | None) -> Release:
         require_same_release(bundle, known)
     if known is None or is_brought(paths, known):
         path = Releases(paths).evidence(bundle.release) / IMPORTS
-        rows = json.loads(path.read_bytes()) if path.is_file() else []
         lines = [check.line for check in bundle.checks]
         row = {"file": bundle.source, "with_statement": STATEMENT in bundle.data, "checks": lines, "time": now()}
-        others = [old for old in rows if old["file"] != bundle.source]
+        try:
+            rows = json.loads(path.read_bytes()) if path.is_file() else []
+            others = [old for old in rows if old["file"] != bundle.source]
+        except layout.MISFITS as error:
+            step = f"echo [] > {path}; then the same command again"  # without the file it would count as built here
+            raise ManifestError(path, WHOLE, {}, f"a list of imports: {error}", next_step=step) from None
         files.write_json(path, [*others, row | {"with_store": bundle.has_store}])
     return known or dataclasses.replace(bundle.release, state="built", smoke=None)
 
@@ -165,15 +169,15 @@ def keep_files(paths: Paths, bundle: Bundle) -> None:
             if target.is_file() and files.sha256_file(target)[0] == part.sha256:
                 os.utime(target)  # young again for `prune`, should the run be killed before its record is written
             else:
-                keep_file(paths, bundle, part)
+                keep_file(bundle, part, target)
     for record in bundle.records:
         if not record_file(paths, record).is_file():
             write_record(paths, record, imported=True)
 
 
-def keep_file(paths: Paths, bundle: Bundle, part: Part) -> None:
+def keep_file(bundle: Bundle, part: Part, target: Path) -> None:
     """A model's file is read-only, as `hub` makes it: checkpoints hold hard links to it."""
-    with files.atomic_file(part.place(paths, bundle.release), 0o444 if part.path else 0o644) as out:
+    with files.atomic_file(target, 0o444 if part.path else 0o644) as out:
         if copied(bundle.data[part.title], out) != part.sha256:
             step = "copy it to a disk of your own first"
             raise IntegrityError(f"{bundle.source} changed while it was read: {part.title}", next_step=step)
@@ -192,19 +196,22 @@ def keep_listings(paths: Paths, engine: Engine, bundle: Bundle) -> None:
 
 
 def keep_checkpoint(paths: Paths, bundle: Bundle) -> None:
-    """The finished checkpoint. Its record comes last: without it nobody takes the folder for a checkpoint."""
+    """The finished checkpoint, whole or not at all, in folders that the user of a container may read."""
     folder = Releases(paths).checkpoint(bundle.release)
     with hold_model(paths, bundle.release.model):
         if is_complete(folder, bundle.release.checkpoint_key):
             return
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
         set_aside(folder)
-        for part in bundle.parts:
-            if part.folder == layout.CHECKPOINTS:
-                keep_file(paths, bundle, part)
-        (folder / content.IMPORTED).touch()
-        with files.atomic_file(folder / RECORD) as out:
-            out.write(layout.small(bundle.data, layout.CHECKPOINT))
+        with files.atomic_folder(folder) as made:
+            for part in bundle.parts:
+                if part.folder == layout.CHECKPOINTS:
+                    keep_file(bundle, part, made / part.path)
+            (made / content.IMPORTED).touch()
+            with files.atomic_file(made / RECORD) as out:
+                out.write(layout.small(bundle.data, layout.CHECKPOINT))
+            for path in made.rglob("*/"):
+                path.chmod(0o755)
 
 
 def keep_evidence(paths: Paths, bundle: Bundle) -> None:

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from sparkpin.build.consistent import check_image, check_key, check_layers, check_records, has_statement, same
 from sparkpin.build.record import LOCKED, BuildRecord, records_of
-from sparkpin.core.errors import BuildError, EngineError, HostError, IntegrityError, SparkpinError
+from sparkpin.core.errors import BuildError, HostError, IntegrityError, SparkpinError
 from sparkpin.core.files import disk_errors, sha256_of
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import progress
@@ -117,7 +117,7 @@ def check_evidence(evidence: Claimed, keys: signing.Keys | None = None) -> list[
 def checked(what: str, check: Callable[[], str]) -> Check:
     try:
         return Check(what, "ok", check())
-    except (IntegrityError, BuildError, EngineError) as error:
+    except (IntegrityError, BuildError) as error:
         return Check(what, "wrong", error.message, error.next_step)
 
 
@@ -308,7 +308,8 @@ def check_loaded(engine: Engine, release: Release) -> Check:
 
 
 def check_saved(paths: Paths, engine: Engine, release: Release) -> Check:
-    """Every byte of the layers, as the engine gives them out."""
+    """Every byte of the layers and of the configuration, as the engine gives them out. EngineError where the engine
+    has no such image."""
 
     def look() -> str:
         with saved_layers(paths, engine, release) as layers, progress(release.size) as hashed:

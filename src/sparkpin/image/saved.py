@@ -33,6 +33,7 @@ class Saved:
     """An opened `docker save` archive. layers: one uncompressed tar each, lowest first."""
 
     config: dict[str, Any]
+    config_digest: str
     layers: list[Slice]
 
     @property
@@ -55,8 +56,10 @@ def open_saved(archive: Path) -> Iterator[Saved]:
                 return Slice(file, found.offset_data, found.size)
 
             row = json.loads(content(oci.ARCHIVE_MANIFEST).read())[0]
+            config = content(row["Config"]).read()
             saved = Saved(
-                json.loads(content(row["Config"]).read()),
+                json.loads(config),
+                oci.digest_of(config),
                 [uncompressed(content(name), archive.parent, unpacked) for name in row["Layers"]],
             )
             if len(saved.diff_ids) != len(saved.layers):

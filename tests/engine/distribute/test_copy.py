@@ -256,6 +256,7 @@ def test_a_release_with_its_checkpoint_over_ssh(
         patch.setattr(Engine, "platform", "linux/arm64")  # no such machine at hand
         with pytest.raises(HostError, match="is linux/arm64"):
             copy(source.paths, source.engine, source.release, url, checkpoint=True)
+        assert send(source, url) == Sent(0, 3), "the image alone goes anywhere"
     monkeypatch.undo()
     shutil.rmtree(checkpoint)
     with pytest.raises(CheckpointError, match="is gone"):

@@ -14,7 +14,7 @@ from private_engine import file_layer, private_engine
 
 from sparkpin.build.record import write_record
 from sparkpin.cli import evidence as commands_evidence
-from sparkpin.core.errors import IntegrityError
+from sparkpin.core.errors import EngineError, IntegrityError
 from sparkpin.distribute import verify as verifying
 from sparkpin.distribute.signing import SIGNING_KEY, Keys, UntrustedError, attest
 from sparkpin.host.engine import Engine
@@ -86,6 +86,7 @@ def test_other_image_under_the_tag(engine: Engine, loaded: Sample, capsys: pytes
     part = read_layer(io.BytesIO(file_layer("other", b"x")), everything=True)
     engine.load_sealed([part], {}, os="linux", architecture="amd64", tag=loaded.release.tag)
     with pytest.raises(IntegrityError):
-        commands_evidence.verify(loaded.release.tag, deep=False, require_signature=False)
+        commands_evidence.verify(loaded.release.tag, deep=True, require_signature=False)
     assert "WRONG  engine: config digest" in capsys.readouterr().out
-    assert verifying.check_saved(loaded.paths, engine, loaded.release).result == "wrong"
+    with pytest.raises(EngineError):
+        verifying.check_saved(loaded.paths, engine, loaded.release)

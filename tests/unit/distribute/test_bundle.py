@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import gzip
 import io
 import json
 import os
+import resource
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -39,9 +41,10 @@ from bundle_samples import (
 from evidence_samples import Sample
 from layer_samples import CAPABILITY, hardlink, layer, member, symlink, tar_header
 
-from sparkpin.build.consistent import is_brought
+from sparkpin.build.consistent import IMPORTS, is_brought
+from sparkpin.checkpoint.content import is_complete
 from sparkpin.core import files
-from sparkpin.core.errors import DiskError, EngineError, InputError, IntegrityError
+from sparkpin.core.errors import DiskError, EngineError, InputError, IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import tag_of
 from sparkpin.distribute import bundle, layout, take_in, verify
@@ -55,6 +58,7 @@ from sparkpin.image.archive import BLOCK, END, Slice, padded
 from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.oci import digest_of
 from sparkpin.pins import reading
+from sparkpin.releases.record import Releases
 
 NO_ENGINE = cast(Engine, None)  # whoever asks it anything fails
 ZERO = "0" * 64
@@ -111,12 +115,40 @@ def test_whole_bundle_is_taken(sample: Sample, good: Path) -> None:
         assert {check.result for check in opened.checks} == {"ok", "open"}
 
 
-def test_what_is_no_file(tmp_path: Path) -> None:
+def test_what_is_no_file(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "fifo")
-    for path in (tmp_path / "none.tar", tmp_path / "fifo", Path("/dev/null"), tmp_path):
+    unreadable, folder = tmp_path / "unreadable.tar", tmp_path / "folder"
+    unreadable.touch()
+    folder.mkdir()
+    for name, data in members_of(good.read_bytes()).items():
+        with files.atomic_file(folder / name) as file:
+            file.write(data)
+    opened = Path.open
+
+    def refuse(path: Path, *words: Any) -> Any:
+        if path == unreadable:  # root may read everything
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, *words)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    names = ("none.tar", "fifo", "x" * 300, unreadable.name, folder.name)
+    for path in (*(tmp_path / name for name in names), Path("/dev/null"), tmp_path):
         with pytest.raises(InputError) as failed, open_bundle(path):
             pass
         assert str(path) in failed.value.message
+
+
+def test_a_folder_of_more_files_than_a_process_can_open(tmp_path: Path) -> None:
+    """What a registry gave."""
+    for number in range(200):
+        (tmp_path / str(number)).write_bytes(b"x")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, limits[1]))
+    try:
+        found = layout.read_folder(tmp_path)
+        assert {data.read() for data in found.values()} == {b"x"} and len(found) == 200
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 # Hostile layouts: each is refused by a check of its own, whose words stand beside it
@@ -251,6 +283,11 @@ HOSTILE: dict[str, tuple[Change, str]] = {
         "plain layers",
     ),
     "foreign layers": (image(lambda v: v["layers"][0].update(urls=["http://x"])), "plain layers"),
+    "image with a huge layer": (image(lambda v: v["layers"][0].update(size=HUGE)), "the image's manifest: got"),
+    "image whose layer's size is no number": (
+        image(lambda v: v["layers"][0].update(size=True)),
+        "the image's manifest: got",
+    ),
     "image that lies about a layer's size": (image(lambda v: v["layers"][0].update(size=7)), "says 7 bytes"),
     "a layer less": (image(lambda v: v["layers"].pop()), "the image's manifest"),
     "layer of another": (other_layer, "is not the canonical tar"),
@@ -309,6 +346,10 @@ def test_a_build_that_recorded_the_release_during_the_import_keeps_its_own(good:
         assert not is_brought(paths, built)
         brought = take_in.merged(paths, opened, None)
         assert brought.state == "built" and is_brought(paths, brought)
+        for damaged in ("{", "3", '["damaged"]'):
+            (Releases(paths).evidence(brought) / IMPORTS).write_text(damaged)
+            with pytest.raises(ManifestError):
+                take_in.merged(paths, opened, brought)
 
 
 def test_all_layers_together_have_a_limit(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,6 +529,9 @@ def test_many_names_of_one_pin(parts: Parts, tmp_path: Path, monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setattr(verify, "PINS_LIMIT", 2 << 20)
         refused(tmp_path, other, "too many to be read")
+        (tmp_path / "bad.tar").unlink()
+        large = with_input(parts, "recipes/x.yaml", b"#" * (3 << 20))
+        refused(tmp_path, large, f"{2 << 20:,} are allowed")
     other = with_input(parts, "stages/x0.yaml", b"")
     names = [f"stages/x{i}.yaml" for i in range(1000)]
     other.edit(RELEASE, lambda value: value["inputs"].update(dict.fromkeys(names, sha256(b""))))
@@ -602,6 +646,7 @@ def test_packages_that_the_lock_does_not_name(full: Parts, tmp_path: Path, sampl
     [
         ({"key": ZERO}, "not of the release's checkpoint"),
         ({"files": []}, CHECKPOINT),
+        ({"files": {}}, CHECKPOINT),
         ({"files": {"config.json": {"size": 1, "sha256": sha256(DONE)}}}, "expected 1 bytes"),
         *(({"files": {name: ROW}}, CHECKPOINTS) for name in ("../x", "sparkpin.json/x", "sparkpin.json")),
     ],
@@ -609,4 +654,53 @@ def test_packages_that_the_lock_does_not_name(full: Parts, tmp_path: Path, sampl
 def test_a_checkpoint_of_something_else(full: Parts, tmp_path: Path, change: dict[str, Any], why: str) -> None:
     """Its own record, sparkpin.json, lies beside its files."""
     full.edit(CHECKPOINT, lambda value: value | change)
+    if change.get("files") == {}:
+        del full.members[f"{CHECKPOINTS}{sha256(DONE)}"]
     refused(tmp_path, full, why)
+
+
+def test_a_checkpoint_appears_whole(
+    full: Parts, tmp_path: Path, sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And for every user, whatever this one's umask is."""
+    path, paths = tmp_path / "full.tar", Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
+    path.write_bytes(full.pack())
+    folder, copied = Releases(paths).checkpoint(sample.release), take_in.copied
+
+    def watched(*words: Any) -> str:
+        assert not folder.exists()
+        return copied(*words)
+
+    monkeypatch.setattr(take_in, "copied", watched)
+    old = os.umask(0o077)
+    try:
+        with open_bundle(path) as opened:
+            take_in.keep_checkpoint(paths, opened)
+    finally:
+        os.umask(old)
+    assert is_complete(folder, sample.release.checkpoint_key)
+    assert {place.stat().st_mode & 0o777 for place in (folder, folder / "a")} == {0o755}
+
+
+def test_a_file_that_changes_after_it_was_verified(good: Path, tmp_path: Path) -> None:
+    path = tmp_path / "moving.tar"
+    path.write_bytes(good.read_bytes())
+    with open_bundle(path) as opened:
+        part = next(part for part in opened.parts if opened.data[part.title].size)
+        with path.open("r+b") as file:
+            file.seek(opened.data[part.title].start)
+            file.write(b"\xff")
+        with pytest.raises(IntegrityError):
+            take_in.keep_file(opened, part, tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+
+
+def test_two_names_of_one_repository(full: Parts, tmp_path: Path, sample: Sample) -> None:
+    path = f"pins/models/{sample.release.model}.lock"
+    lock = json.loads(full.members[INPUTS + json.loads(full.members[RELEASE])["inputs"][path]])
+    one, other = (lock["repositories"][name] for name in ("int4", "fp8"))
+    other.update(repo=one["repo"], revision=one["revision"], files=one["files"])
+    del full.members[f"{STORE}{sha256(FILES['fp8'])}"]
+    (tmp_path / "full.tar").write_bytes(with_input(full, path, json.dumps(lock).encode()).pack())
+    with open_bundle(tmp_path / "full.tar") as opened:
+        assert opened.has_store

@@ -9,11 +9,12 @@ from typing import Any, cast
 import pytest
 from bundle_samples import Parts, state_of, with_checkpoint, write_sample
 from evidence_samples import Sample
+from heard import heard
 
 from sparkpin.cli import bundle as commands_bundle
 from sparkpin.cli import evidence as commands_evidence
 from sparkpin.core import files
-from sparkpin.core.errors import InputError, IntegrityError
+from sparkpin.core.errors import CheckpointError, InputError, IntegrityError
 from sparkpin.core.locks import saving_folder
 from sparkpin.core.paths import Paths
 from sparkpin.distribute import take_in
@@ -105,6 +106,18 @@ def test_whom_this_machine_trusts_stops_no_export(
     bundle = exported(own, tmp_path / "out.tar")
     with pytest.raises(IntegrityError, match="does not allow"), open_bundle(bundle):
         pass
+
+
+def test_a_checkpoint_beside_a_signature_is_told_beforehand(own: Sample, tmp_path: Path, signing_key: Path) -> None:
+    def said() -> list[str]:
+        lines = heard()
+        with pytest.raises(CheckpointError):
+            export(own.paths, lambda: NO_ENGINE, own.release, tmp_path / "x", BundleParts(image=False, checkpoint=True))
+        return [line for line in lines if "signature" in line]
+
+    assert not said()
+    attest(own.paths, own.release, Keys(signing_key))
+    assert said()
 
 
 def test_no_signature_is_over_a_finished_checkpoint(

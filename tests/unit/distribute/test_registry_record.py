@@ -23,6 +23,10 @@ LARGE = [
 HOSTILE = {
     "too large": layout.artifact("a", LARGE, IMAGE),
     "a row beyond all limits": layout.artifact("a", [LARGE[0].model_copy(update={"size": 1 << 50})], IMAGE),
+    **{
+        f"more than a record, {title[:12]}": layout.artifact("a", [LARGE[0].model_copy(update={"title": title})], IMAGE)
+        for title in (layout.CHECKPOINT, f"{layout.CHECKPOINTS}{0:064x}", f"{layout.STORE}{0:064x}")
+    },
     "no digest": layout.artifact("a", [LARGE[0].model_copy(update={"digest": "sha256:../../etc/passwd"})], IMAGE),
     "no rows": layout.artifact("a", [], IMAGE),
     "no subject": layout.artifact("a", LARGE[:1], None),

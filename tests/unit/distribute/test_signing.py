@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
+from evidence_samples import Sample
 
 from sparkpin.core.errors import HostError, InputError, IntegrityError
+from sparkpin.core.files import atomic_file
 from sparkpin.distribute import signing
-from sparkpin.distribute.signing import Keys, UntrustedError, sign, verify
+from sparkpin.distribute.signing import Keys, UntrustedError, attest, sign, verify
+from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT
 
 DATA = b"what is said\n"
 pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="apt-get install openssh-client")
@@ -94,6 +99,30 @@ def test_without_ssh_keygen(key: Path, monkeypatch: pytest.MonkeyPatch, tmp_path
     with pytest.raises(HostError) as failed:
         sign(DATA, key)
     assert "openssh-client" in failed.value.next_step
+
+
+def test_without_ssh_keygen_the_rest_is_written(own: Sample, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    shutil.rmtree(own.folder)
+    assert attest(own.paths, own.release, Keys()) is None
+    assert {path.name for path in own.folder.iterdir()} == {SBOM, STATEMENT}
+
+
+def test_no_run_leaves_a_signature_over_another_statement(
+    own: Sample, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it is killed."""
+    path, written = own.folder / SIGNATURE, list[str]()
+    path.write_bytes(sign(DATA, key))
+
+    def watched(target: Path) -> contextlib.AbstractContextManager[IO[bytes]]:
+        assert not path.exists()
+        written.append(target.name)
+        return atomic_file(target)
+
+    monkeypatch.setattr(signing, "atomic_file", watched)
+    attest(own.paths, own.release, Keys(key))
+    assert written == [SBOM, STATEMENT, SIGNATURE] and path.is_file()
 
 
 def test_where_keys_are_looked_for(tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
