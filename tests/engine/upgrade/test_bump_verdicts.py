@@ -158,7 +158,7 @@ def test_debian_s_packages_move_alone(site: Site, ask: Ask, monkeypatch: pytest.
     assert versions_of(site, site.current)["alpha"] == "1.0"
     offer_libc(monkeypatch, "2.36-9")
     code, _, err = ask("--what debian")
-    assert code == 19 and "stays: lock: " in err and "libc6 2.36-9+deb12u1 -> 2.36-9" in err
+    assert code == 19 and "stays: lock: " in err and "libc6_2.36-9+deb12u1" in err, err
 
 
 def test_a_model_without_a_commit_moves(site: Site, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
