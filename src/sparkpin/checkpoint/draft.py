@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from sparkpin.checkpoint.repository import CONFIG, INDEX, Listing, ReadRepository, TensorPlace, header_of
-from sparkpin.checkpoint.safetensors import header_in_order, item_size
+from sparkpin.checkpoint.repository import CONFIG, INDEX, ReadRepository, TensorPlace, header_of
+from sparkpin.checkpoint.safetensors import Header, header_in_order, item_size
 
 
 class ByteSpan(NamedTuple):
@@ -36,13 +36,13 @@ class Shard:
     def size(self) -> int:
         return len(self.header) + sum(span.length for span in self.spans)
 
-    def in_order(self, base: Listing) -> list[TensorPlace]:
+    def in_order(self, header: Header | None, base: str) -> list[TensorPlace]:
         """The tensors as the data lies: falling item size, so that each is aligned to it, as loaders that view a
         mapped file need; within that first the base's in the order of its file, so that long runs stay long, then what
-        is added, by name.
+        is added, by name. header: of the base's file of this name, if there is one.
         """
-        infos = header_of(base, self.path).tensors.values() if self.path in base.headers else ()
-        sources = [TensorPlace(base.name, self.path, info) for info in infos if info.name not in self.dropped]
+        infos = header.tensors.values() if header else ()
+        sources = [TensorPlace(base, self.path, info) for info in infos if info.name not in self.dropped]
         sources += [self.added[name] for name in sorted(self.added)]
         return sorted(sources, key=lambda source: -item_size(source.info.dtype))
 
@@ -110,8 +110,9 @@ class Draft:
     def shard(self, file: str) -> Shard:
         base = self.base.listing
         shard = Shard(file, self.added.get(file, {}), frozenset(self.dropped.get(file, {})))
-        sources = shard.in_order(base)
-        metadata = header_of(base, file).metadata if file in base.headers else {"format": "pt"}
+        header = header_of(base, file) if file in base.headers else None  # a second of a large model's plan
+        sources = shard.in_order(header, base.name)
+        metadata = header.metadata if header else {"format": "pt"}
         text = header_in_order((source.info[:3] for source in sources), metadata)
         return replace(shard, header=text, spans=tuple(spans_of(sources, base.name)))
 

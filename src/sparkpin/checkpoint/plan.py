@@ -15,7 +15,7 @@ from sparkpin.checkpoint.content import OWN
 from sparkpin.checkpoint.draft import Draft, Shard, SmallFile
 from sparkpin.checkpoint.formats import Patterns, Rules, apply_formats, modules_of, taken_names
 from sparkpin.checkpoint.mtp import apply_mtp
-from sparkpin.checkpoint.repository import Listing, ReadRepository, TensorPlace, read_repository
+from sparkpin.checkpoint.repository import Listing, ReadRepository, TensorPlace, header_of, read_repository
 from sparkpin.checkpoint.steps import rules_of, used_repositories
 from sparkpin.core import terminal
 from sparkpin.pins.schema import DRAFTER, ModelPin
@@ -127,7 +127,8 @@ def final_tensors(plan: CheckpointPlan, listings: Mapping[str, Listing]) -> Iter
     """Every tensor of the finished checkpoint, file by file in the order of the data."""
     base, shards = listings[plan.base], {shard.path: shard for shard in plan.shards}
     for file in sorted({*base.headers, *shards}):
-        yield from shards.get(file, Shard(file)).in_order(base)
+        header = header_of(base, file) if file in base.headers else None
+        yield from shards.get(file, Shard(file)).in_order(header, plan.base)
 
 
 def summary(plan: CheckpointPlan) -> list[str]:
