@@ -145,6 +145,8 @@ class Piece:
             found = self.part.stat()
             if found.st_nlink > 1 or found.st_size > self.length or not self.sha256:
                 self.part.unlink()
+            else:
+                self.part.chmod(0o644)  # a killed run may have been about to move it
 
     def settle(self, source: Source) -> None:
         """Move the complete part to its place, or remove it and raise IntegrityError.
@@ -160,9 +162,9 @@ class Piece:
                 what, expected_size=self.length, expected_sha256=self.sha256, size=size, sha256=sha256, next_step=step
             )
         files.sync_file(self.part)
+        if self.part.stat().st_nlink == 1:  # else it is somebody's own
+            self.part.chmod(0o444)  # checkpoints have hard links to such files, so nothing may write into them
         move(self.part, self.target)
-        if self.target.stat().st_nlink == 1:  # else it is somebody's own
-            self.target.chmod(0o444)  # checkpoints have hard links to such files, so nothing may write into them
         files.sync_folder(self.target.parent)
 
 
