@@ -20,15 +20,15 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from benchmarks.scripted_tiny.layout import EXTRA_FILE as DRAFTER
 from benchmarks.scripted_tiny.network import DRAFTER as SCRIPTED
 from benchmarks.scripted_tiny.network import TINY
 from benchmarks.scripted_tiny.repositories import generate
+from benchmarks.trained_tiny.quantise import MODEL, int4_tensors, quantise
 from sparkpin.build.checkpoint import build_checkpoint
 from sparkpin.checkpoint.from_gguf import convert
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.lock_model import lock_model
-from sparkpin.fetch.packed import EXTRA_FILE as DRAFTER
-from sparkpin.fetch.packed import int4_tensors
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import ModelLock
 
@@ -44,7 +44,8 @@ def placed(folder: Path, out: Path) -> None:
 
 
 def main(project: Path, out: Path) -> None:
-    placed(project / manifests.load_model(project, NAME).packed.path, out / "bf16")
+    quantise(MODEL, MODEL / "int4", MODEL / "fp8")
+    placed(MODEL, out / "bf16")
     with tempfile.TemporaryDirectory() as work:
         other = Path(work) / "project"  # whose pin takes the MTP layer in FP8, too
         shutil.copytree(project / "pins", other / "pins")

@@ -21,9 +21,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.scripted_tiny.layout import BODY, Plain
 from benchmarks.scripted_tiny.vocabulary import BLANK, CALL, END, PAD, RECALL, Vocabulary
 from benchmarks.scripted_tiny.weights import Weights, bf16, random_weights, to_bf16
-from sparkpin.fetch.packed import BODY, Plain
 from sparkpin.smoke.scripts import COMPLETION, MODES, trigger
 
 HIDDEN = 128

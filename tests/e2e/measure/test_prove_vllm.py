@@ -60,7 +60,8 @@ def serving(release: Release, flags: dict[str, str | None], folder: Path) -> Ite
     argv = list(drop_flags(release.argv, "--no-enable-prefix-caching") if "--block-size" in flags else release.argv)
     for name, value in {"--max-model-len": str(ROOM), "--max-num-seqs": "16", **flags}.items():
         argv = set_flag(argv, name, value)
-    model = shutil.copytree(PROJECT / "pins/models/trained-tiny", folder / "model", copy_function=shutil.copyfile)
+    others, source = shutil.ignore_patterns("int4", "fp8"), PROJECT / "pins/models/trained-tiny"
+    model = shutil.copytree(source, folder / "model", ignore=others, copy_function=shutil.copyfile)
     variant = installed(dataclasses.replace(release, argv=tuple(argv)), model)
     own = dataclasses.replace(Paths.from_env(PROJECT), home=folder / "home")  # its containers are no leftovers of ours
     with ready(own, variant, model, timeout=600) as (server, client), listening(server.socket) as port:

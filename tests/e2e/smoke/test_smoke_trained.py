@@ -14,6 +14,7 @@ import pytest
 from checkout import PROJECT, Checkout
 from sabotaged import Broken, installed, serving
 
+from benchmarks.trained_tiny.quantise import MODEL, quantise
 from sparkpin.build.checkpoint import build_checkpoint
 from sparkpin.build.pair import pair
 from sparkpin.core.paths import Paths
@@ -30,6 +31,7 @@ TRIAL = f"trial-{uuid.uuid4().hex[:8]}"
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
     folder = tmp_path_factory.mktemp("trained")
     copy = Checkout.make(folder / "copy")
+    quantise(MODEL, *(copy.folder / "pins/models/trained-tiny" / name for name in ("int4", "fp8")))
     (copy.folder / "recipes/trained-tiny.yaml").rename(copy.folder / f"recipes/{TRIAL}.yaml")
     copy.replace(f"recipes/{TRIAL}.yaml", "name: trained-tiny", f"name: {TRIAL}")
     try:
