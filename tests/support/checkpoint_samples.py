@@ -11,7 +11,16 @@ from typing import Any
 
 from sparkpin.checkpoint.content import Hashes
 from sparkpin.checkpoint.plan import CheckpointPlan, donor_tensors, final_tensors, make_plan
-from sparkpin.checkpoint.repository import CONFIG, INDEX, FileBytes, Listing, Places, is_shard, read_repository
+from sparkpin.checkpoint.repository import (
+    CONFIG,
+    INDEX,
+    FileBytes,
+    Listing,
+    Places,
+    TensorPlace,
+    is_shard,
+    read_repository,
+)
 from sparkpin.checkpoint.safetensors import (
     Header,
     TensorSource,
@@ -21,7 +30,7 @@ from sparkpin.checkpoint.safetensors import (
     write_file,
 )
 from sparkpin.checkpoint.steps import locked_steps
-from sparkpin.checkpoint.write import verify_checkpoint, write_checkpoint
+from sparkpin.checkpoint.write import write_checkpoint
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.store import Store
 from sparkpin.pins.manifests import model_inputs
@@ -165,11 +174,17 @@ class Sample:
         plan, lock, places = make_plan(listings_of(folders), pin, steps), lock_of(folders, pin), places_of(folders)
         made = self.root / name
         write_checkpoint(made, pin, lock, plan, places, Hashes(self.root / "hashed.json"))
-        verify_checkpoint(made, places, plan)
-        planned = {place.info.name for place in final_tensors(plan, listings_of(folders))}
-        assert planned == read_tensors(made).keys()
+        planned = {place.info.name: place for place in final_tensors(plan, listings_of(folders))}
+        got = {name: tensor[3] for name, tensor in read_tensors(made).items()}
+        assert got == {name: bytes_of(places, place) for name, place in planned.items()}
+        for link in plan.links:
+            assert (made / link.path).samefile(places.linked(link.path, link.of or plan.base))
         check_fits_itself(made, plan)
         return made
+
+
+def bytes_of(places: Places, place: TensorPlace) -> bytes:
+    return b"".join(map(bytes, places.of(place, place.info.nbytes).chunks()))
 
 
 def check_fits_itself(folder: Path, plan: CheckpointPlan) -> None:

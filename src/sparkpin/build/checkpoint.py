@@ -1,18 +1,16 @@
-"""Checkpoints of a model: what their sources lack is fetched, then they are planned, built or compared; and the bytes
-that this takes."""
+"""Checkpoints of a model: what their sources lack is fetched, then they are planned or built; and the bytes that
+this takes."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sparkpin.checkpoint import write
-from sparkpin.checkpoint.content import REBUILD, RECORD, Hashes, is_complete, is_made_here
+from sparkpin.checkpoint.content import Hashes, is_made_here
 from sparkpin.checkpoint.plan import CheckpointPlan, make_plan
 from sparkpin.checkpoint.steps import checkpoint_key, lock_for, used_repositories
-from sparkpin.core.errors import CheckpointError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import model
 from sparkpin.fetch.model_files import repository_folder
@@ -45,26 +43,6 @@ def plan_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequenc
     """What `build_checkpoint` would do; `summary` prints it. Fetches headers only; a model from
     a GGUF file has them once it is converted. Writes nothing else."""
     return make_plan(model.listings(paths, pin, lock, only=used_repositories(pin, steps)), pin, steps)
-
-
-def verify_built(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str]) -> Path:
-    """Compare a checkpoint that was built before with its sources, all bytes of it. Gives its folder.
-
-    Sources that are no longer in the cache are fetched. Raises CheckpointError if it is not there or differs.
-    """
-    folder = write.checkpoint_folder(paths, pin, lock, steps)
-    if not folder.is_dir():
-        step = f"invoke build --checkpoint-only --model {pin.name}, or with its --stage, makes it"
-        raise CheckpointError(f"{folder}: no such checkpoint of {pin.name}", next_step=step)
-    used = used_repositories(pin, steps)
-    places = model.fetch_model(paths, pin, lock, only=used, deep=True)
-    plan = make_plan(model.listings(paths, pin, lock, only=used), pin, steps)
-    written = write.verify_checkpoint(folder, places, plan)
-    written |= {text.path: hashlib.sha256(text.data).hexdigest() for text in plan.texts}
-    is_whole = is_complete(folder, checkpoint_key(pin, lock, steps))
-    if not is_whole or (folder / RECORD).read_bytes() != write.record(pin, lock, plan, written):
-        raise CheckpointError(f"{folder / RECORD}: is not the record of this checkpoint", next_step=REBUILD)
-    return folder
 
 
 @dataclass(frozen=True)

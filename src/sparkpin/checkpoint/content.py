@@ -139,7 +139,7 @@ def is_made_here(folder: Path, key: str) -> bool:
 
 
 def is_complete(folder: Path, key: str) -> bool:
-    """Cheap: the record is of this key and names every file with the size that it has. Bytes: `verify_checkpoint`."""
+    """Cheap: the record is of this key and names every file with the size that it has. Bytes: `check_content`."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         sizes = {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}

@@ -1,5 +1,4 @@
-"""Carry out a plan: a checkpoint folder that is complete and verified, or is not there; and whether one is what its
-plan says: every tensor against its source, byte by byte; nothing missing, nothing extra.
+"""Carry out a plan: a checkpoint folder that is complete and verified, or is not there.
 
 Every byte that is written passes through this process once, for its SHA-256, which goes into the record and into the
 table of hashes. Shards that a killed run finished are known by that table, and stay if their hash is right again.
@@ -14,8 +13,9 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +150,7 @@ def gather(path: Path, first: bytes, ranges: Iterable[ByteRange], stop: threadin
     digest, written, clean = hashlib.sha256(first), len(first), 0
     with path.open("wb") as target:
         target.write(first)
-        for chunk in chunks_of(ranges):
+        for chunk in chain.from_iterable(one.chunks() for one in ranges):
             if stop.is_set():
                 raise GatheringStopped
             digest.update(chunk)
@@ -164,11 +164,6 @@ def gather(path: Path, first: bytes, ranges: Iterable[ByteRange], stop: threadin
         os.fsync(target.fileno())
         os.posix_fadvise(target.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return digest.hexdigest()
-
-
-def chunks_of(ranges: Iterable[ByteRange]) -> Iterator[memoryview]:
-    for one in ranges:
-        yield from one.chunks()
 
 
 def check_sources(lock: ModelLock, places: Places, hashes: Hashes) -> None:
@@ -264,27 +259,6 @@ def set_aside(folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         folder.replace(aside / folder.name)
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def verify_checkpoint(folder: Path, places: Places, plan: CheckpointPlan) -> dict[str, str]:
-    """Compare all bytes of a built checkpoint with its inputs; gives the SHA-256 (hex) of each shard.
-
-    Raises CheckpointError naming the first file that differs. sparkpin.json is not read: `verify_built` does.
-    """
-    check_files(folder, plan)
-    for link in plan.links:
-        path, source = folder / link.path, places.linked(link.path, link.of or plan.base)
-        if not path.samefile(source) and files.sha256_file(path) != files.sha256_file(source):
-            raise bad(path, f"its bytes are not those of {source}")
-    found = {}
-    for shard in plan.shards:
-        digest = hashlib.sha256(shard.header)
-        for chunk in chunks_of(places.of(*span) for span in shard.spans):
-            digest.update(chunk)
-        found[shard.path] = digest.hexdigest()
-        if found[shard.path] != files.sha256_file(folder / shard.path)[0]:
-            raise bad(folder / shard.path, "its bytes are not those of the tensors that the plan has for it")
-    return found
 
 
 def check_files(folder: Path, plan: CheckpointPlan) -> None:

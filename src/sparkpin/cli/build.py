@@ -64,7 +64,6 @@ def build(
     checkpoint_only: Annotated[bool, "instead: make the checkpoint of a stage from the pinned repositories"] = False,
     model: Annotated[str | None, "with --checkpoint-only: a model of pins/models/, without a recipe"] = None,
     dry_run: Annotated[bool, "with --checkpoint-only: print the plan, which only reads headers"] = False,
-    verify: Annotated[bool, "with --checkpoint-only: compare all bytes of a checkpoint with its sources"] = False,
 ) -> None:
     """Build, seal and tag the images of a recipe up to a stage.
 
@@ -72,18 +71,17 @@ def build(
     """
     parts = {"--render": render, "--fetch-only": fetch_only, "--checkpoint-only": checkpoint_only}
     require_one(parts | {"--offline": offline})
-    require_one({"--dry-run": dry_run, "--verify": verify})
     require_one({"--model": bool(model), "--recipe": bool(recipe), "--stack": bool(stack and model)})
-    if (model or dry_run or verify) and not checkpoint_only:
+    if (model or dry_run) and not checkpoint_only:
         step = "invoke build --checkpoint-only, with the same options"
-        raise InputError("--model, --dry-run and --verify go with --checkpoint-only", next_step=step)
+        raise InputError("--model and --dry-run go with --checkpoint-only", next_step=step)
     if model:
         project = Paths.from_env().project
         pin = manifests.load_model(project, model)
         steps = checkpoint_steps(manifests.load_chain(project, stage), pin) if stage else all_steps(pin)
         require(pin, steps)  # before the lock, which could not help
         lock = lock_for(pin, manifests.load_model_lock(project, pin), steps)
-        act_on_checkpoint(pin, lock, steps, dry_run=dry_run, verify=verify)
+        act_on_checkpoint(pin, lock, steps, dry_run=dry_run)
         return
     plan = plan_of(recipe, stage, stack)
     last = plan.pairings[-1]
@@ -92,7 +90,7 @@ def build(
     elif fetch_only:
         fetch(plan.paths, last)
     elif checkpoint_only:
-        act_on_checkpoint(last.model, last.model_lock, last.steps, dry_run=dry_run, verify=verify)
+        act_on_checkpoint(last.model, last.model_lock, last.steps, dry_run=dry_run)
     else:
         for note in plan.notes:
             say(note)
@@ -182,8 +180,8 @@ def fetch(paths: Paths, pairing: Pairing) -> None:
         show(f"model {pairing.model.name}: all that is taken of {name}")
 
 
-def act_on_checkpoint(pin: ModelPin, lock: ModelLock, steps: Sequence[str], *, dry_run: bool, verify: bool) -> None:
-    """Plan it, compare it with its sources, or make it."""
+def act_on_checkpoint(pin: ModelPin, lock: ModelLock, steps: Sequence[str], *, dry_run: bool) -> None:
+    """Plan it, or make it."""
     from sparkpin.build import checkpoint as building  # slow to import, with all that fetches
     from sparkpin.checkpoint.plan import summary
 
@@ -195,7 +193,5 @@ def act_on_checkpoint(pin: ModelPin, lock: ModelLock, steps: Sequence[str], *, d
             *(f"disk: {row.text}" for row in disk),
         ]:
             show(line)
-    elif verify:
-        show(f"{building.verify_built(paths, pin, lock, steps)}: every byte is that of its sources")
     else:
         show(str(building.build_checkpoint(paths, pin, lock, steps)))

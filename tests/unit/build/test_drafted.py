@@ -15,9 +15,9 @@ from figures import Figure, tensors
 from shapes import GEOMETRY
 
 from sparkpin.build import pair as pairing
-from sparkpin.build.checkpoint import build_checkpoint, verify_built
+from sparkpin.build.checkpoint import build_checkpoint
 from sparkpin.build.pair import Pairing, pair
-from sparkpin.checkpoint.content import is_complete
+from sparkpin.checkpoint.content import Hashes, check_content, is_complete
 from sparkpin.checkpoint.repository import header_of
 from sparkpin.checkpoint.shapes import load_shapes
 from sparkpin.checkpoint.steps import checkpoint_key
@@ -76,7 +76,7 @@ def test_a_drafter_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch)
     assert caught.value.key == "config.json: vocab_size"
 
 
-def test_the_checkpoint_has_it_in_a_folder_and_is_verified_with_it(paired: Pairing, tmp_path: Path) -> None:
+def test_the_checkpoint_has_it_in_a_folder_whose_bytes_count(paired: Pairing, tmp_path: Path) -> None:
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
     parts = paths, paired.model, paired.model_lock, paired.steps
     made = build_checkpoint(*parts)
@@ -85,13 +85,13 @@ def test_the_checkpoint_has_it_in_a_folder_and_is_verified_with_it(paired: Pairi
     assert {path.name for path in (made / DRAFTER).iterdir()} == {
         row.file for row in paired.model_lock.repositories[DRAFTER].files
     }
-    assert verify_built(*parts) == made
+    check_content(made, Hashes.here(paths), deep=True)
     config = made / DRAFTER / "config.json"
     text = config.read_bytes()
     config.unlink()
     config.write_bytes(text.replace(b'"head_dim": 64', b'"head_dim": 46'))
     with pytest.raises(CheckpointError, match=r"drafter/config\.json"):
-        verify_built(*parts)
+        check_content(made, Hashes.here(paths), deep=True)
     config.unlink()
     assert not is_complete(made, paired.checkpoint_key)
 

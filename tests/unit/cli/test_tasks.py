@@ -38,7 +38,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "bench --compare a b --rounds 0",
         "recipe lsit",
         "recipe import a b",
-        "build --checkpoint-only --model scripted-tiny --verify --dry-run",
         "build --checkpoint-only --model scripted-tiny --recipe scripted-tiny",
         "build --render --fetch-only",
         "build --dry-run",
