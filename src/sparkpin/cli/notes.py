@@ -6,7 +6,6 @@ from sparkpin.build.pair import Pairing, require_model_fits
 from sparkpin.core.errors import SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import show
-from sparkpin.host import machine
 from sparkpin.pins.mods import templates_of
 from sparkpin.pins.vllm_command import overruled
 from sparkpin.releases.record import Release, Releases
@@ -56,6 +55,6 @@ def finish(records: Releases, made: tuple[Release, ...], *, smoked: bool = True,
         show(f"next, where it can run: {how_to_carry(records, newest)}")
     elif newest.smoke_passed:
         is_current = newest.tag == records.current_tag(newest.recipe)
-        serve_it = machine.serve_command(records.paths.project, newest.recipe)
+        serve_it = f"invoke serve --recipe {newest.recipe}"
         if not (is_current and serves):
             show(f"next: {serve_it}" if is_current else f"next: invoke promote {newest.tag}, then {serve_it}")

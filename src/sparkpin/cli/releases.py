@@ -14,7 +14,6 @@ from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import say, show, show_json
-from sparkpin.host import machine
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.releases import current
 from sparkpin.releases.protection import protect, unprotect
@@ -88,7 +87,7 @@ def next_serve(paths: Paths, engine: Engine, release: Release) -> None:
         show("it is being served already")
     else:
         until = f" (until then {running} still answers)" if running else ""
-        show(f"next: {machine.serve_command(paths.project, release.recipe)}{until}")
+        show(f"next: invoke serve --recipe {release.recipe}{until}")
 
 
 @task("releases")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sparkpin.core.errors import HostError, SparkpinError
+from sparkpin.core.errors import HostError
 from sparkpin.core.names import MACHINES, platform_of
 
 ROOT = Path("/")
@@ -127,15 +127,6 @@ def default_recipe(project: Path, stack: str | None = None) -> str:
     from sparkpin.pins import manifests  # slow to import, and `images` and `status` read no pins
 
     return manifests.load_stack(project, stack or default_stack(project)).default_recipe
-
-
-def serve_command(project: Path, recipe: str) -> str:
-    """What to type to serve a recipe, shown as a next step: `--recipe` only where it is not this machine's default."""
-    try:
-        default = default_recipe(project)
-    except SparkpinError:  # whatever keeps the default from being known: the name serves in any case
-        default = ""
-    return "invoke serve" if recipe == default else f"invoke serve --recipe {recipe}"
 
 
 @dataclass(frozen=True)

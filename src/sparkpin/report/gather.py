@@ -16,7 +16,6 @@ from sparkpin.distribute import digests
 from sparkpin.distribute.signing import Keys
 from sparkpin.fetch.model_files import TEXTS, repository_folder
 from sparkpin.fetch.store import Store, find_missing
-from sparkpin.host.machine import serve_command
 from sparkpin.pins import manifests
 from sparkpin.releases.kept_inputs import project_of, reason
 from sparkpin.releases.protection import Protection, protections_of
@@ -165,7 +164,7 @@ def ways_back(paths: Paths, recipe: str, current: Release | None, back: Release 
     """What to type to go back. None where there is nothing to go back to."""
     if current is None or back is None:
         return []
-    forward = f"forward again, to what is current now; then {serve_command(paths.project, recipe)}"
+    forward = f"forward again, to what is current now; then invoke serve --recipe {recipe}"
     return [
         ReportCommand(f"invoke rollback --recipe {recipe} --serve", f"{back.tag} comes back, and is served"),
         ReportCommand(f"invoke promote {current.tag}", forward),

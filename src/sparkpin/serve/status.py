@@ -20,7 +20,6 @@ from sparkpin.core.errors import DownError, EngineError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import Engine, engine_errors
-from sparkpin.host.machine import serve_command
 from sparkpin.releases.container import HOME_LABEL, log_of
 from sparkpin.releases.record import Releases
 from sparkpin.serve import crash_facts, keys, linked, load, nodes, unit
@@ -141,7 +140,7 @@ def how_to_serve(paths: Paths, recipe: str | None = None) -> str:
         recipe = current[0] if len(current) == 1 else None
     elif recipe not in records.recipes() and not (paths.project / f"recipes/{recipe}.yaml").is_file():
         return "invoke recipe list"
-    return serve_command(paths.project, recipe) if recipe else "invoke serve"
+    return f"invoke serve --recipe {recipe}" if recipe else "invoke serve"
 
 
 def row(paths: Paths, served: Served, container: Container | None) -> tuple[str, ...]:

@@ -55,11 +55,3 @@ def test_default_stack(tmp_path: Path) -> None:
     assert [host.default_stack(tmp_path, one) for one in (spark, DEBIAN)] == ["spark", "cpu"]
     with pytest.raises(HostError):
         host.default_stack(tmp_path, dataclasses.replace(DEBIAN, arch="aarch64"))
-
-
-def test_a_hint_to_serve_names_every_recipe_but_the_default_one(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "default_stack", lambda project: "cpu")
-    assert host.serve_command(project, "scripted-tiny") == "invoke serve"
-    assert host.serve_command(project, "another") == "invoke serve --recipe another"
-    (project / "pins/stacks/cpu.yaml").unlink()
-    assert host.serve_command(project, "scripted-tiny") == "invoke serve --recipe scripted-tiny"
