@@ -2,7 +2,8 @@
 
 A file with the device, inode, size, mtime and ctime that it had when it was hashed has the same bytes: whoever may
 write to it may set its mtime back, but not its ctime, which takes the clock, and so root. That does not protect against
-the owner of the table, nor against a disk that returns other bytes: for these is --deep. (tmpfs keeps no ctime of
+the owner of the table, nor against a disk that returns other bytes: for these is --deep. (Kernels before 6.13 count
+ctime in steps of 10 ms: a file is not written and hashed within one by different programs. tmpfs keeps no ctime of
 writes through a mapping: a cache in memory trusts those who may write there.)
 
 On another machine a container runs `main`, with this file, `core` and Python's standard library alone.
@@ -15,7 +16,6 @@ import json
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,6 @@ published has, does not lend it: it would describe another checkpoint."""
 REBUILD = "delete this folder and run `invoke build --checkpoint-only` with the same options, which builds it again"
 SMALL = 32 << 20
 """Bytes up to which a file is hashed at every look: config, tokenizer, chat template, index."""
-
-TICK = 0.02
-"""Seconds. Kernels before 6.13 count ctime in steps of up to 0.01: a change that soon after another leaves no trace."""
 
 
 class Hashes:
@@ -81,12 +78,10 @@ class Hashes:
         if known := self.known(path):
             return known
         with path.open("rb", buffering=0) as file:
-            if is_young(file.fileno()):
-                time.sleep(TICK)
-            before, young = identity(file.fileno()), is_young(file.fileno())
+            before = identity(file.fileno())
             os.fsync(file.fileno())  # later writes to a mapped page that is dirty would leave no trace in ctime
             sha256 = files.sha256_of(file)
-            if identity(file.fileno()) == before and not young:
+            if identity(file.fileno()) == before:
                 self.note(path, sha256)
         return sha256
 
@@ -127,11 +122,6 @@ def read_table(path: Path) -> dict[str, list[Any]]:
 def identity(file: Path | int) -> list[Any]:
     found = os.stat(file)
     return [f"{found.st_dev}:{found.st_ino}", found.st_size, found.st_mtime_ns, found.st_ctime_ns]
-
-
-def is_young(file: int) -> bool:
-    """A change now might get the ctime that the file has."""
-    return time.time() - os.fstat(file).st_ctime < TICK
 
 
 def is_made_here(folder: Path, key: str) -> bool:
