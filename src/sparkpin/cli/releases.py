@@ -62,12 +62,10 @@ def promote(
     engine = engine_of(paths)
     if release.is_good:
         require_as_recorded(paths, release, deep=deep)
-    release = current.promote(paths, engine, release)
+    release = current.promote(paths, engine, release, accepted=accept_loss)
     show(f"current release of {release.recipe}: {release.tag}")
     for line in notes:
         show(line)
-    if accept_loss:
-        quality_gate.note_accepted(paths, release, accept_loss)
     next_serve(paths, engine, release)
 
 

@@ -19,14 +19,14 @@ class GoneError(EngineError):
     """The engine answers, and lacks the image of a release."""
 
 
-def promote(paths: Paths, engine: Engine, release: Release) -> Release:
+def promote(paths: Paths, engine: Engine, release: Release, *, accepted: str = "") -> Release:
     """Make a release that passed its smoke test the current one of its recipe. Running it again changes nothing more.
 
     The caller has looked whether the release is what its record says.
     """
     if not release.is_good:
         raise not_passed(paths, release)
-    make_current(paths, engine, release)
+    make_current(paths, engine, release, accepted=accepted)
     return Releases(paths).get(release.tag)
 
 
@@ -39,7 +39,9 @@ def not_passed(paths: Paths, release: Release) -> InputError:
     )
 
 
-def make_current(paths: Paths, engine: Engine, release: Release, *, instead_of: Release | None = None) -> None:
+def make_current(
+    paths: Paths, engine: Engine, release: Release, *, instead_of: Release | None = None, accepted: str = ""
+) -> None:
     """Note the promotion, or, `instead_of` the current release, the rollback. Nothing changes unless image and
     checkpoint are there, and the release is still good: a smoke test may have failed since its record was read."""
     records = Releases(paths)
@@ -56,7 +58,7 @@ def make_current(paths: Paths, engine: Engine, release: Release, *, instead_of: 
             )
         if ref != release.tag:
             engine.tag(ref, release.tag)
-        records.point(release, rollback=instead_of is not None)
+        records.point(release, rollback=instead_of is not None, accepted=accepted)
 
 
 def require_parts(paths: Paths, engine: Engine, release: Release) -> str:

@@ -20,11 +20,13 @@ FILE = "promotions.json"
 
 
 class Promotion(StrictModel):
-    """time: ISO 8601, UTC; rollback: it undoes the promotions since the tag was current last."""
+    """time: ISO 8601, UTC; rollback: it undoes the promotions since the tag was current last; accepted: why it may lose
+    more than its stage allows, as was measured until then."""
 
     tag: Annotated[str, Field(pattern=TAG.pattern)]
     time: str
     rollback: bool = False
+    accepted: str = ""
 
 
 class Promotions(StrictModel):

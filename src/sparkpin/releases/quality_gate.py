@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from sparkpin.core.errors import InputError, ManifestError, QualityError
 from sparkpin.core.paths import Paths
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import Stage
 from sparkpin.releases import quality_allowance
-from sparkpin.releases import quality_record as records
-from sparkpin.releases.quality_record import Accepted, Judged, QualityRecord, against_parent
-from sparkpin.releases.record import Release, now
+from sparkpin.releases.quality_record import Judged, QualityRecord, against_parent
+from sparkpin.releases.record import Release, Releases
 
 
 def stage_of(paths: Paths, release: Release) -> Stage | None:
@@ -41,8 +38,7 @@ def check(paths: Paths, release: Release, *, accepted: str) -> tuple[str, ...]:
         return (f"no quality record: {why}",)
     lines = judged(paths, release, record)
     more = [line for line in lines if line.kept == "more"]
-    former = accepted_reason(paths, release, record, more)  # an error where that file is damaged
-    reason = accepted or former
+    reason = accepted or accepted_reason(paths, release, record)
     if more and not reason:
         raise QualityError(
             f"{release.tag} has lost more against {record.reference} than its stage may cost: "
@@ -71,21 +67,8 @@ def is_refused(paths: Paths, release: Release) -> bool:
     return refusal(paths, release) is not None
 
 
-def note_accepted(paths: Paths, release: Release, reason: str) -> None:
-    """Keep why a greater loss was taken, with what it was. Call it once the release is promoted."""
-    record = against_parent(paths, release)
-    more = [line for line in judged(paths, release, record) if line.kept == "more"] if record else []
-    if record and more:
-        row = Accepted(time=now(), reason=reason, reference=record.reference, lost=tuple(more))
-        records.accept(paths, release, row)
-
-
-def accepted_reason(paths: Paths, release: Release, record: QualityRecord, more: Sequence[Judged]) -> str:
-    """Why all of `more` was accepted last: the same figures against the same reference, whatever the limits were.
-    Empty where nobody has. ManifestError where the file of these is damaged.
-    """
-    wanted = {(one.name, one.seen) for one in more}
-    for row in reversed(records.accepted_of(paths, release)) if more else ():
-        if row.reference == record.reference and wanted <= {(one.name, one.seen) for one in row.lost}:
-            return row.reason
-    return ""
+def accepted_reason(paths: Paths, release: Release, record: QualityRecord) -> str:
+    """Why a greater loss was accepted last, with which the release was promoted since the record was made; "" where
+    nobody has."""
+    rows = [row for row in Releases(paths).promotions(release.recipe) if row.tag == release.tag]
+    return next((row.accepted for row in reversed(rows) if row.accepted and row.time >= record.time), "")

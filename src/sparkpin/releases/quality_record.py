@@ -1,7 +1,6 @@
 """What a comparison of two releases has found. One file for each reference:
 
 releases/<recipe>/<stage>-<key12>/quality/<recipe>-<stage>-<key12 of the reference>.json   a `QualityRecord`
-releases/<recipe>/<stage>-<key12>/quality/accepted.json     losses that somebody promoted all the same
 """
 
 from __future__ import annotations
@@ -15,11 +14,10 @@ from pydantic.dataclasses import dataclass
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
 from sparkpin.host.fingerprint import Fingerprint
-from sparkpin.releases.record import Release, Releases, read_as, read_optional
+from sparkpin.releases.record import Release, Releases, read_as
 
 SCHEMA: Literal[1] = 1
 FOLDER = "quality"
-ACCEPTED = "accepted.json"
 KEY_DIGITS = 16  # of a release's key, with which the names in SPARKPIN_CACHE/quality begin (`measured`)
 STRICT = ConfigDict(strict=True, extra="forbid", defer_build=True)
 
@@ -132,18 +130,7 @@ class QualityRecord:
         return tuple(one for one in self.judged if one.kept == "more")
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Accepted:
-    """A loss that somebody promoted all the same. time: ISO 8601, UTC; lost: with the limits as they were then."""
-
-    time: str
-    reason: str
-    reference: str
-    lost: tuple[Judged, ...]
-
-
 RECORD = TypeAdapter(QualityRecord)
-ACCEPTANCES = TypeAdapter(tuple[Accepted, ...])
 
 
 def folder_of(paths: Paths, release: Release) -> Path:
@@ -166,8 +153,8 @@ def save(paths: Paths, release: Release, reference: Release, record: QualityReco
 
 def records_of(paths: Paths, release: Release) -> tuple[QualityRecord, ...]:
     """From the oldest to the newest. ManifestError for the first that is damaged."""
-    files = [path for path in folder_of(paths, release).glob("*.json") if path.name != ACCEPTED]
-    found = [read_as(path, RECORD, next_step=f"rm {path}, then invoke quality") for path in sorted(files)]
+    files = sorted(folder_of(paths, release).glob("*.json"))
+    found = [read_as(path, RECORD, next_step=f"rm {path}, then invoke quality") for path in files]
     return tuple(sorted(found, key=lambda record: record.time))
 
 
@@ -175,16 +162,3 @@ def against_parent(paths: Paths, release: Release) -> QualityRecord | None:
     """The newest comparison with the parent stage, which `promote` goes by; a quick one only where no other is."""
     found = [one for one in records_of(paths, release) if one.role == "parent"]
     return max(found, key=lambda one: (not one.quick, one.time), default=None)
-
-
-def accepted_of(paths: Paths, release: Release) -> tuple[Accepted, ...]:
-    """From the oldest to the newest. ManifestError for a file that is damaged: what it said must not get lost."""
-    path = folder_of(paths, release) / ACCEPTED
-    step = f"restore {path} from a backup, or move it away and promote with --accept-loss REASON again"
-    return read_optional(path, ACCEPTANCES, next_step=step) or ()
-
-
-def accept(paths: Paths, release: Release, row: Accepted) -> None:
-    with Releases(paths).locked(release.recipe):
-        rows = (*accepted_of(paths, release), row)
-        write_json(folder_of(paths, release) / ACCEPTED, ACCEPTANCES.dump_python(rows, mode="json"))

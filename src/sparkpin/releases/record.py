@@ -330,14 +330,14 @@ class Releases:
             raise ManifestError(path, "promotions", tag, "a release that has a record", next_step=step)
         return release
 
-    def point(self, release: Release, *, rollback: bool = False) -> None:
+    def point(self, release: Release, *, rollback: bool = False, accepted: str = "") -> None:
         """Make a release the current one. The caller holds the recipe's lock.
 
-        rollback: it is gone back to. What is current already is not promoted once more.
+        rollback: it is gone back to. What is current already is not promoted once more, unless a loss is accepted.
         """
         rows = self.promotions(release.recipe)
-        if promotions.current_of(rows) != release.tag:
-            rows = (*rows, Promotion(tag=release.tag, time=now(), rollback=rollback))
+        if promotions.current_of(rows) != release.tag or accepted:
+            rows = (*rows, Promotion(tag=release.tag, time=now(), rollback=rollback, accepted=accepted))
             value = PROMOTIONS.dump_python(Promotions(promotions=rows), mode="json", by_alias=True)
             files.write_json(self.promotions_path(release.recipe), value)
 

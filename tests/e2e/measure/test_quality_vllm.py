@@ -13,7 +13,6 @@ import random_model
 from checkout import Checkout
 
 from sparkpin.core.paths import Paths
-from sparkpin.releases import quality_record
 from sparkpin.releases.record import Releases
 
 pytestmark = pytest.mark.slow
@@ -74,4 +73,4 @@ def test_a_damaged_stage_is_measured_and_not_promoted(copy: tuple[Checkout, str]
     assert made.release(recipe=name, stage="hybrid")["state"] == "passed"
     assert "accepted: kl: MORE" in made.done("promote", release, "--accept-loss", "a test")
     assert made.release(recipe=name, stage="hybrid")["state"] == "current"
-    assert (quality_record.folder_of(paths, Releases(paths).get(release)) / quality_record.ACCEPTED).is_file()
+    assert Releases(paths).promotions(name)[-1].accepted == "a test"

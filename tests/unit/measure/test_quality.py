@@ -37,7 +37,7 @@ from sparkpin.pins import manifests
 from sparkpin.pins.schema import Quality
 from sparkpin.releases import quality_allowance, quality_gate, quality_record
 from sparkpin.releases.quality_record import Figure, QualityRecord, Texts
-from sparkpin.releases.record import Release, Releases
+from sparkpin.releases.record import Release, Releases, now
 from sparkpin.releases.rollback import landing
 from sparkpin.report.measured import quality_of
 from sparkpin.serve import memory_limit, socket_port
@@ -277,30 +277,13 @@ def made_record(release: Release, reference: Release, **changes: Any) -> Quality
     return dataclasses.replace(made, **changes)
 
 
-@pytest.mark.parametrize("text", ["[", "{}", '[{"time": "t", "reason": 1, "reference": "r", "lost": []}]'])
-@pytest.mark.parametrize("accepted", ["", "a test"])
-def test_a_damaged_note_of_what_was_accepted_is_an_error(paths: Paths, text: str, accepted: str) -> None:
-    ours, parent = release(3, "passed"), release(2, "passed", stage="mtp")
-    limit(paths, 0.005)
-    judged = quality_gate.judged(paths, ours, made_record(ours, parent))
-    quality_record.save(paths, ours, parent, made_record(ours, parent, judged=judged))
-    path = quality_record.folder_of(paths, ours) / quality_record.ACCEPTED
-    path.write_text(text)
-    with pytest.raises(ManifestError) as caught:
-        quality_gate.check(paths, ours, accepted=accepted)
-    assert str(path) in caught.value.message
-    assert quality_gate.is_refused(paths, ours)
-    assert quality_of(paths, ours).text == "record damaged"
-    assert path.read_text() == text
-
-
 def test_what_promote_refuses_rollback_passes_over(paths: Paths) -> None:
     old, parent, worse, current = release(1, "passed"), release(2, stage="mtp"), release(3, "passed"), release(4)
     quality_record.save(paths, worse, parent, made_record(worse, parent))
     limit(paths, 0.005)
     refused = partial(quality_gate.is_refused, paths)
     assert landing([old, parent, worse, current], current, [], refused) == old
-    quality_gate.note_accepted(paths, worse, "a test")
+    Releases(paths).point(worse, accepted="a test")
     assert landing([old, parent, worse, current], current, [], refused) == worse
 
 
@@ -412,25 +395,17 @@ def test_promotion_goes_by_the_record_and_by_the_stage_as_it_is_now(
         quality_gate.check(paths, ours, accepted="")
     assert "--accept-loss" in caught.value.next_step
     assert "kl" in quality_gate.check(paths, ours, accepted="we need the memory")[0]
-    quality_gate.note_accepted(paths, ours, "we need the memory")
-    quality_gate.note_accepted(paths, ours, "still")
-    first, second = quality_record.accepted_of(paths, ours)
-    assert (first.reason, second.reason) == ("we need the memory", "still")
-    assert [(one.name, one.limit, one.seen.value) for one in first.lost] == [("kl", 0.005, 0.02)]
-    with monkeypatch.context() as reworded:  # what was accepted are figures, whatever the words for them are
-        reworded.setattr(quality_allowance, "TOLD", dict.fromkeys(quality_allowance.TOLD, "another word"))
-        assert quality_gate.refusal(paths, ours) is None
-    limit(paths, 0.005, ", top1: 0.999")  # another loss, which nobody has accepted
-    with pytest.raises(QualityError, match="top1"):
-        quality_gate.check(paths, ours, accepted="")
-    limit(paths, 0.004)
+    records = Releases(paths)
+    records.point(ours)
+    assert isinstance(quality_gate.refusal(paths, ours), QualityError), "a promotion alone accepts nothing"
+    records.point(ours, accepted="we need the memory")
     assert quality_gate.refusal(paths, ours) is None
+    assert "we need the memory" in quality_of(paths, ours).text
     worse = figures(Figure(value=0.03, low=0.02, high=0.04))
-    quality_record.save(paths, ours, parent, made_record(ours, parent, texts=(worse,)))
+    quality_record.save(paths, ours, parent, made_record(ours, parent, texts=(worse,), time=now()))
     with pytest.raises(QualityError, match="kl"):
         quality_gate.check(paths, ours, accepted="")
     quality_record.save(paths, ours, parent, made_record(ours, parent))
-    assert len(quality_record.records_of(paths, ours)) == 1  # the note of what was accepted is no record
     for limited, others, kept in ((0.015, "", "unclear"), (0.05, ", needles: 0.1", "good"), (0.05, "", "good")):
         limit(paths, limited, others)
         assert quality_gate.refusal(paths, ours) is None
