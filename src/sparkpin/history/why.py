@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from sparkpin.image.layer_tar import parents
 from sparkpin.image.listing import PathEntry, image_contents, read_contents
 from sparkpin.releases.record import Release, Releases
 
-HOPS = 40  # links that a kernel follows
 NEAR = 5
 ROOT_LAYER = "root file system"
 
@@ -47,11 +46,9 @@ class TracedPackage:
 
 @dataclass(frozen=True)
 class PathOrigin:
-    """links: that lead from the path asked for to `path`; entry, layer: None of a folder that no layer names."""
+    """entry, layer: None of a folder that no layer names."""
 
     release: str
-    asked: str
-    links: tuple[str, ...]
     path: str
     entry: PathEntry | None
     layer: TracedLayer | None
@@ -64,16 +61,16 @@ def find_origin(paths: Paths, tag: str, path: str) -> PathOrigin:
     records = records_of(paths, release)
     layers = layers_of(records)
     visible = image_contents([read_contents(layer_file(paths, layer.diff_id)) for layer in layers])
-    links, end = follow(visible, path)
+    end = clean(path)
     if end in visible:
         number, entry = visible[end]
         package = package_of(release, records, entry, layers[number])
-        return PathOrigin(release.tag, path, links, end, entry, layers[number], package)
+        return PathOrigin(release.tag, end, entry, layers[number], package)
     if end and end not in parents(visible):
         near = names.nearest(end, near_to(visible, end), most=NEAR)
         step = f"did you mean: {', '.join('/' + printable(name) for name in near)}" if near else f"invoke why {tag} /"
         raise InputError(f"{release.tag} has no /{printable(end)}", next_step=step)
-    return PathOrigin(release.tag, path, links, end, None, None, None)
+    return PathOrigin(release.tag, end, None, None, None)
 
 
 def layers_of(records: Sequence[BuildRecord]) -> list[TracedLayer]:
@@ -84,25 +81,6 @@ def layers_of(records: Sequence[BuildRecord]) -> list[TracedLayer]:
     return [
         TracedLayer(at + 1, len(ids), names.get(diff_id, ""), stages[at], diff_id) for at, diff_id in enumerate(ids)
     ]
-
-
-def follow(visible: Mapping[str, tuple[int, PathEntry]], path: str) -> tuple[tuple[str, ...], str]:
-    """(links on the way, where they lead), as the kernel goes, below the image's root. A link to nothing is where the
-    way ends; links that lead round in a circle end after HOPS."""
-    rest, links, is_link = clean(path), list[str](), False
-    while len(links) < HOPS:
-        parts = rest.split("/")
-        starts = ("/".join(parts[:end]) for end in range(1, len(parts) + 1))
-        link = next((one for one in starts if one in visible and visible[one][1].kind == "symlink"), None)
-        if link is None:
-            break
-        target = posixpath.join("/", posixpath.dirname(link), visible[link][1].link)
-        is_link = link == rest
-        links.append(link)
-        rest = clean(posixpath.join(target, rest[len(link) :].strip("/")))
-    if is_link and rest and rest not in visible and rest not in parents(visible):
-        return tuple(links[:-1]), links[-1]
-    return tuple(links), rest
 
 
 def clean(path: str) -> str:
@@ -141,7 +119,6 @@ def origin_lines(origin: PathOrigin) -> Iterator[str]:
 
 def origin_rows(origin: PathOrigin) -> Iterator[tuple[str, str]]:
     """(label, text); a text that goes on has no label."""
-    yield from (("link", f"/{link}") for link in origin.links)
     yield "path", f"/{origin.path}"
     if origin.entry and origin.layer:
         yield "what", entry_text(origin.entry)
