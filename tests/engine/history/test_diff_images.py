@@ -60,8 +60,8 @@ def test_real_images_before_and_after_an_edit(site: Site) -> None:
     assert not found.parts["debs"] and not found.parts["wheels"]
     wheel = find_origin(site.paths, after.tag, "/opt/hello/sparkpin_hello-0.1.0-py3-none-any.whl")
     assert wheel.layer and (wheel.layer.name, wheel.layer.stage) == ("hello", "one")
-    assert wheel.entry != find_origin(site.paths, before.tag, wheel.asked).entry
-    shell = find_origin(site.paths, after.tag, "/bin/sh")
+    assert wheel.entry != find_origin(site.paths, before.tag, wheel.path).entry
+    shell = find_origin(site.paths, after.tag, "/usr/bin/sh")
     assert shell.layer and shell.layer.name == "root file system"
 
 
