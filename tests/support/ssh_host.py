@@ -27,6 +27,7 @@ StrictModes no
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
+SetEnv SPARKPIN_HOME={folder}/home
 """
 CLIENT = """\
 IdentityFile {folder}/key
@@ -38,7 +39,7 @@ StrictHostKeyChecking yes
 
 @dataclass(frozen=True)
 class SshHost:
-    """folder: keys and configuration; path: a PATH on which `ssh` knows them."""
+    """folder: keys and configuration; path: a PATH on which `ssh` knows them. Its user's data directory is home."""
 
     folder: Path
     port: int
@@ -52,6 +53,10 @@ class SshHost:
     @property
     def path(self) -> str:
         return f"{self.folder / 'bin'}:{os.environ['PATH']}"
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home"
 
     def refuse(self) -> None:
         (self.folder / "allowed").write_text("")

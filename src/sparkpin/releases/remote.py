@@ -1,0 +1,91 @@
+"""Checkpoints on other machines: in the data directory there, brought by rsync over ssh, and mounted by their path."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+
+from sparkpin.checkpoint.content import OWN, RECORD
+from sparkpin.core.errors import DiskError, InputError, NetworkError
+from sparkpin.core.progress import ticking
+from sparkpin.core.terminal import say
+from sparkpin.host.machine import require_program
+from sparkpin.host.ssh import OPTIONS, SECONDS, SSH
+from sparkpin.releases.record import Release
+
+LOGIN = re.compile(r"ssh://(?P<host>([^@]+@)?(\[[0-9a-f:]+\]|[^:]+))(:(?P<port>\d+))?")
+
+
+def checkpoint_at(url: str, release: Release) -> str:
+    """Where the release's checkpoint lies on an ssh host, or would lie. InputError for another url, NetworkError."""
+    return run_there(url, find_folder(release, 'echo "$d"'))
+
+
+def send_checkpoint(url: str, release: Release, folder: Path, *, deep: bool = False) -> None:
+    """Let an ssh host have a checkpoint. A file that is there with its size and time stays, one that was begun is gone
+    on with, any other goes; the record comes last, for without one nothing is a checkpoint.
+
+    deep: compare what is there byte for byte. Raises what `checkpoint_at` raises, and DiskError.
+    """
+    there = run_there(url, find_folder(release, f'mkdir -p "$d" && cd "$d" && rm -f {RECORD} && pwd -P'))
+    compare = ["--checksum"] if deep else []
+    rsync(url, folder, there, *compare, "--delete", *(f"--exclude=/{name}" for name in OWN))
+    rsync(url, folder, there, f"--include=/{RECORD}", "--exclude=*")
+
+
+def remove_checkpoint(url: str, release: Release) -> None:
+    run_there(url, find_folder(release, 'rm -rf -- "$d"'))
+
+
+def find_folder(release: Release, then: str) -> str:
+    """A shell's line, in which `d` becomes the checkpoint's folder, of the user who logs in."""
+    home = "${SPARKPIN_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/sparkpin}"
+    return f'd="{home}/checkpoints/{release.model}/{release.checkpoint_key[:16]}"; {then}'
+
+
+def host_of(url: str) -> str:
+    if parts := SSH.fullmatch(url):
+        return parts["host"]
+    step = "the same command with the URL of an ssh host"
+    raise InputError(f"got {url}, expected ssh://user@host[:port], where rsync brings checkpoints", next_step=step)
+
+
+def run_there(url: str, script: str) -> str:
+    """What a shell's line prints on an ssh host."""
+    program, host = require_program("ssh", package="openssh-client"), host_of(url)
+    argv = [program, *OPTIONS, f"-oConnectTimeout={SECONDS}", "--", host, script]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        cause = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        step = f"`ssh {host}` has to work without a password (ssh-keygen, ssh-copy-id, ~/.ssh/config)"
+        raise NetworkError(f"{host}: {cause}", next_step=step)
+    return done.stdout.strip()
+
+
+def rsync(url: str, folder: Path, there: str, *words: str) -> None:
+    """Files of a folder here into one on an ssh host, where everybody may read them. words: more options."""
+    host = host_of(url)
+    login = LOGIN.fullmatch(host)
+    assert login
+    shell = shlex.join(["ssh", *OPTIONS, *(("-p", login["port"]) if login["port"] else ())])
+    argv = [require_program("rsync", package="rsync"), "-rlpts", "--chmod=D755,F444", "--partial-dir=.partial"]
+    argv += ["--info=progress2", f"--rsh={shell}", *words, f"{folder}/", f"{login['host']}:{there}/"]
+    shown = "looking at what is there"
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(argv, bufsize=0, stdout=subprocess.PIPE, stderr=errors) as process,
+        ticking(lambda: say(f"  rsync to {host}: {shown}")),
+    ):
+        assert process.stdout
+        while lines := process.stdout.read(4096):
+            shown = lines.decode(errors="replace").rpartition("\r")[2].strip() or shown
+        if process.wait():
+            errors.seek(0)
+            cause = " ".join(errors.read().decode(errors="replace").split())[-600:]
+            if "No space left" in cause:
+                raise DiskError(f"{host}: {cause}", next_step="free space there, then the same command again")
+            step = "the same command again, which goes on where it was; rsync has to be installed there, too"
+            raise NetworkError(f"{host}: {cause}", next_step=step)
