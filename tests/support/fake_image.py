@@ -25,7 +25,7 @@ IMPORTED = f"""
 import json, os, sys
 sys.path[:0] = [{str(HERE)!r}, {str(SOURCES)!r}, {str(PACKAGES)!r}]
 import sparkpin.checkpoint.content, runpy
-import fake_vllm, sparkpin.serve.front, sparkpin.releases.inside, sparkpin.releases.peers
+import fake_vllm, sparkpin.serve.front, sparkpin.releases.inside
 import encodings.utf_8, encodings.idna, encodings.ascii, encodings.latin_1, site, sysconfig
 import concurrent.futures.process, multiprocessing.synchronize
 import multiprocessing.popen_spawn_posix, multiprocessing.resource_tracker

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import socketserver
 import sys
 import threading
@@ -179,6 +180,8 @@ def main(argv: list[str], fault: str) -> None:
             hoard.append(b"x" * (64 << 20))
     if fault == "silent":
         time.sleep(3600)
+    value = dict(itertools.pairwise(argv))
+    held = torch_store(value, headless) if "--nnodes" in argv else []  # noqa: F841  # as long as this process lives
     if fault != "without-mods":
         print('INFO SPARKPIN_MOD {"mod":"vllm-cpu","event":"active","version":"0"}', flush=True)
         if "--nnodes" in argv:
@@ -188,7 +191,6 @@ def main(argv: list[str], fault: str) -> None:
     if headless:
         signal.signal(signal.SIGINT, lambda *_: os._exit(0))
         signal.pause()
-    value = dict(itertools.pairwise(argv))
     server = (
         UnixServer(value["--uds"], Handler)
         if "--uds" in value
@@ -207,6 +209,17 @@ def main(argv: list[str], fault: str) -> None:
         server.fault = lambda kind, reply: reply if kind == "health" else (500, JSON, b'{"error": "EngineCore died"}')
     signal.signal(signal.SIGINT, lambda *_: os._exit(0))
     server.serve_forever()
+
+
+def torch_store(value: dict[str, str], headless: bool) -> list[socket.socket]:
+    """Connections to the store of rank 0, which waits for all others."""
+    address = value["--master-addr"], int(value["--master-port"])
+    while headless:
+        with contextlib.suppress(OSError):
+            return [socket.create_connection(address)]
+        time.sleep(0.1)
+    listener = socket.create_server(address)
+    return [listener, *(listener.accept()[0] for _ in range(int(value["--nnodes"]) - 1))]
 
 
 def facts(model: str) -> dict[str, bool]:

@@ -17,7 +17,7 @@ from sparkpin.core.terminal import say, show
 from sparkpin.host.engine import engine_of
 from sparkpin.releases.record import Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu
-from sparkpin.serve import linked, nodes, service
+from sparkpin.serve import nodes, service
 from sparkpin.serve import status as serving_tasks
 from sparkpin.serve.address import UNCHANGED, AddressOptions
 from sparkpin.serve.nodes import NodesOptions
@@ -102,7 +102,7 @@ def stop(*, recipe: Annotated[str | None, "recipe whose server to stop (default:
     paths = Paths.from_env()
     engine = engine_of(paths)
     known = [its for name in nodes.recipes_kept(paths) if recipe in (None, name) and (its := nodes.kept(paths, name))]
-    with linked.reached(sorted({url for its in known for url in its.urls} - {nodes.HERE})) as (machines, _):
+    with nodes.reached(sorted({url for its in known for url in its.urls})) as (machines, _):
         clear_leftovers(paths, engine, [machine.engine for machine in machines])
     stopped = service.stop(paths, engine, recipe)
     show("\n".join(f"stopped {name}" for name in stopped) or "nothing is served")

@@ -164,14 +164,14 @@ def joined(paths: Paths, engine: Engine, release: Release, its: Nodes, checkpoin
     """The machines, each with all that the release needs; they are the recipe's from now on, where it had none."""
     with nodes.connected(engine, its.urls) as machines:
         clear_leftovers(paths, engine, [machine.engine for machine in machines[1:]])  # they have memory and ports
-        checked = nodes.check(paths, machines, its, release, checkpoint, LOCAL, busy=False)
+        checked = nodes.check(paths, machines, its, release, checkpoint, LOCAL, {})
         if nodes.kept(paths, release.recipe) is None:
             nodes.keep(paths, release.recipe, checked.nodes)
-        yield tuple(place_of(checked, machine, release, checkpoint) for machine in machines)
+        yield tuple(place_of(checked, rank, release, checkpoint) for rank in range(len(machines)))
 
 
-def place_of(checked: nodes.Checked, machine: nodes.Machine, release: Release, checkpoint: Path) -> Place:
-    node, env = linked.node_at(checked, machine.rank, key="")
+def place_of(checked: nodes.Checked, rank: int, release: Release, checkpoint: Path) -> Place:
+    machine, (node, env) = checked.machines[rank], linked.node_at(checked, rank)
     if machine.where == nodes.HERE:
         return Place(machine.engine, checkpoint, node, env)
     return Place(machine.engine, volume_name(release.checkpoint_key), node, env, machine.where)

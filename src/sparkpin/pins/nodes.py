@@ -16,7 +16,6 @@ NODES, EXECUTOR = "--nnodes", "--distributed-executor-backend"
 TENSOR, PIPELINE = "--tensor-parallel-size", "--pipeline-parallel-size"
 STORE_PORT = 29501  # of torch's store, on rank 0
 STORE = "SPARKPIN_STORE"  # the variable with its address and port
-MEETING_PORT = 29502  # where process 1 of each container meets the others, on rank 0
 MOST_NODES = 8
 PER_NODE = ("--node-rank", "--master-addr", "--master-port", "--headless")
 IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"  # 0 fits one process alone

@@ -10,14 +10,14 @@ import json
 import stat
 import tarfile
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sparkpin.core.errors import CheckpointError, EngineError, HostError, IntegrityError
 from sparkpin.host.containers import APIError, Container, DeviceRequest, LogConfig, Ulimit
 from sparkpin.host.engine import Engine, engine_errors
-from sparkpin.pins.nodes import MEETING_PORT, NodeRank, env_at, nodes_of, words_at
+from sparkpin.pins.nodes import STORE_PORT, NodeRank, env_at, nodes_of, words_at
 from sparkpin.pins.vllm_flags import MODEL_PATH
 from sparkpin.releases import compile_caches, inside
 from sparkpin.releases.record import Release
@@ -130,14 +130,12 @@ class Node:
     """The container of one machine, of a release for several.
 
     place: which of them it is, and its addresses.
-    key: of these nodes alone, made anew for each set of them. It proves one to the other (`peers`).
     network: "host"; or for nodes on one machine "none", and "container:ID" for those that share the network of another.
     gpu: the one that it gets, as nvidia-smi counts; None: all.
     rdma: it gets the devices of the machine's InfiniBand or RoCE adapters.
     """
 
     place: NodeRank
-    key: str = field(repr=False)
     network: str = "host"
     gpu: int | None = None
     rdma: bool = False
@@ -163,18 +161,12 @@ def node_argv(argv: Sequence[str], node: Node | None) -> list[str]:
     return words_at(argv, node.place) if node else list(argv)
 
 
-def process_one(release: Release, node: Node | None, settings: Mapping[str, Any]) -> dict[str, bytes]:
-    """Files of `inside` and, for one of several machines, of `peers`. settings: as `inside` reads them."""
-    found = {"inside.py": Path(inside.__file__).read_bytes()}
+def process_one(node: Node | None, settings: Mapping[str, Any]) -> dict[str, bytes]:
+    """Files of `inside`. settings: as that reads them, without what a node adds."""
     if node:
-        from sparkpin.releases import peers  # slow to import
-
-        place = node.place
-        section = {"rank": place.rank, "nodes": nodes_of(release.argv), "own": place.own, "head": place.head}
-        section |= {"port": MEETING_PORT, "release": release.key, "silent": peers.SILENT}
-        settings = dict(settings) | {"peers": section}
-        found |= {"sparkpin/releases/peers.py": Path(peers.__file__).read_bytes(), inside.PEERS_KEY: node.key.encode()}
-    return found | {inside.SETTINGS: json.dumps(settings).encode()}
+        settings = {**settings, "rank": node.place.rank, "store": (node.place.head, STORE_PORT)}
+    program = Path(inside.__file__).read_bytes()
+    return {"inside.py": program, inside.SETTINGS: json.dumps(settings).encode()}
 
 
 def require_one_node(release: Release) -> None:
@@ -191,7 +183,7 @@ def put(
     folder: str,
     files: Mapping[str, bytes],
     *,
-    secret: Set[str] = frozenset({inside.PEERS_KEY}),
+    secret: Set[str] = frozenset(),
     owned: tuple[str, ...] = (),
 ) -> None:
     """Files for a folder that is a volume, whether the container runs or not.

@@ -36,14 +36,11 @@ def interfaces(root: Path) -> list[dict[str, Any]]:
     """Those with an IPv4 address, the first one of each."""
     found = []
     for folder in sorted((root / "sys/class/net").iterdir()):
-        with contextlib.suppress(OSError, ValueError):  # no address, or gone meanwhile
-            row = {
-                "name": folder.name,
-                "place": f"{asked(folder.name, SIOCGIFADDR)}/{asked(folder.name, SIOCGIFNETMASK)}",
-                "up": (folder / "operstate").read_text().strip() in ("up", "unknown"),
-                "rdma": rdma(root, folder.name),
-            }
-            found.append(row)
+        name = folder.name
+        with contextlib.suppress(OSError):  # no address, or gone meanwhile
+            place = f"{asked(name, SIOCGIFADDR)}/{asked(name, SIOCGIFNETMASK)}"
+            up = (folder / "operstate").read_text().strip() in ("up", "unknown")
+            found.append({"name": name, "place": place, "up": up, "rdma": rdma(root, name)})
     return found
 
 
@@ -56,14 +53,10 @@ def asked(name: str, request: int) -> str:
 def rdma(root: Path, name: str) -> list[str]:
     """Devices of /sys/class/infiniband that are of this interface and have an active port, where programs can use them
     (ib_uverbs is loaded)."""
-    found: list[str] = []
     if not any((root / "sys/class/infiniband_verbs").glob("uverbs*")):
-        return found
-    for device in sorted((root / "sys/class/infiniband").glob("*")):
-        states = [path.read_text() for path in device.glob("ports/*/state")]
-        if (device / "device/net" / name).exists() and any("ACTIVE" in state for state in states):
-            found.append(device.name)
-    return found
+        return []
+    own = sorted(path.parents[2] for path in (root / "sys/class/infiniband").glob(f"*/device/net/{name}"))
+    return [one.name for one in own if any("ACTIVE" in path.read_text() for path in one.glob("ports/*/state"))]
 
 
 def default_routes(root: Path) -> set[str]:

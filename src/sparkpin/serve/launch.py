@@ -124,7 +124,7 @@ def parts(wanted: LaunchOrder, folder: str) -> dict[str, bytes]:
         "restarts": wanted.limits.restarts,
         "refill": wanted.limits.refill,
     }
-    return running.process_one(wanted.release, wanted.node, settings)
+    return running.process_one(wanted.node, settings)
 
 
 def end(container: Container) -> None:

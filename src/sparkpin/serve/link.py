@@ -6,10 +6,10 @@ the containers. So a link has to be a network of its own (docs/nodes.md).
 
 from __future__ import annotations
 
-import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Interface, IPv4Network, ip_address
 
 from sparkpin.core.errors import HostError, InputError
 
@@ -19,7 +19,7 @@ class Interface:
     """place: its address and network; rdma: its active devices of /sys/class/infiniband."""
 
     name: str
-    place: ipaddress.IPv4Interface
+    place: IPv4Interface
     up: bool
     rdma: tuple[str, ...] = ()
 
@@ -27,104 +27,93 @@ class Interface:
     def address(self) -> str:
         return str(self.place.ip)
 
-    @property
-    def network(self) -> ipaddress.IPv4Network:
-        return self.place.network
-
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What `inside_link.look` tells of a machine. where: its URL, or "here"; record: SHA-256 of the record of its
-    checkpoint; gpus: models."""
+    """What `inside_link.look` tells of a machine. record: SHA-256 of the record of its checkpoint; gpus: models; where:
+    its URL, or "here", which it does not know."""
 
-    where: str
     interfaces: tuple[Interface, ...]
     default_routes: tuple[str, ...]
     driver: str
     gpus: tuple[str, ...]
     memory_available: int
     record: str
+    where: str = ""
+
+    @property
+    def usable(self) -> list[Interface]:
+        return [face for face in self.interfaces if face.up and not face.place.network.is_loopback]
+
+    def within(self, network: IPv4Network) -> list[Interface]:
+        return [face for face in self.usable if face.place.network == network]
+
+    def is_routed(self, network: IPv4Network) -> bool:
+        """Whether a default route leads through an interface that is in this network."""
+        return any(face.name in self.default_routes for face in self.within(network))
 
 
 @dataclass(frozen=True)
 class Link:
     """interfaces: of each machine, in the order of the ranks; rdma: of each, the devices that NCCL is to use."""
 
-    network: ipaddress.IPv4Network
+    network: IPv4Network
     interfaces: tuple[Interface, ...]
     rdma: tuple[tuple[str, ...], ...]
 
     @property
     def text(self) -> str:
-        ends = ", ".join(f"{one.address} ({one.name})" for one in self.interfaces)
         how = "RDMA by " + ", ".join(self.rdma[0]) if self.rdma[0] else "TCP, no RDMA device"
-        return f"{self.network}: {ends}; {how}"
+        return f"{self.network}: {listed(self.interfaces)}; {how}"
+
+
+def listed(faces: Iterable[Interface]) -> str:
+    return ", ".join(f"{face.address} ({face.name}, {face.place.network})" for face in faces) or "none"
 
 
 def choose(hosts: Sequence[HostFacts], wanted: str | None) -> Link:
     """The link that is meant. wanted: an interface of this machine (rank 0), or a network; None: the only one that
     could be. InputError for one that is not there on each machine."""
-    if wanted is None:
-        candidates = {face.network: face for face in usable(hosts[0])}
-        common = [network for network in candidates if all(network in networks(host) for host in hosts)]
-        own = [network for network in common if not any(routed(host, network) for host in hosts)]
-        if len(own) != 1:
-            found = ", ".join(f"{candidates[network].name} ({network})" for network in common) or "none"
-            what = "none of them is" if not own else "several are"
-            raise InputError(
-                f"--link: networks that all machines are in: {found}; {what} without a default route",
-                next_step="--link INTERFACE (of this machine) or --link NETWORK, such as 192.168.100.0/24",
-            )
-        network = own[0]
-    else:
-        network = named(hosts[0], wanted)
-    faces = []
+    network = named(hosts[0], wanted) if wanted else only_own(hosts)
+    faces: list[Interface] = []
     for host in hosts:
-        found_here = [face for face in usable(host) if face.network == network]
-        if len(found_here) != 1:
-            seen = ", ".join(f"{face.name} {face.address} ({face.network})" for face in usable(host)) or "no address"
+        found = host.within(network)
+        if len(found) != 1 or found[0].address in [face.address for face in faces]:
             raise InputError(
-                f"{host.where}: {'no interface' if not found_here else 'more than one interface'} in {network}, which "
-                f"--link means; there: {seen}",
-                next_step="give each machine one address of the same network on the interface of the link",
+                f"{host.where}: expected one interface in {network}, with an address of its own; there: "
+                f"{listed(host.usable)}",
+                next_step="give each machine one address of the link's network, and name each machine once",
             )
-        faces.append(found_here[0])
-    if len({face.address for face in faces}) < len(faces):
-        raise InputError(
-            f"{network}: two machines have the address {faces[0].address}",
-            next_step="give each machine an address of its own, and each machine's URL once",
-        )
+        faces += found
     return Link(network, tuple(faces), devices(hosts, faces))
 
 
-def usable(host: HostFacts) -> list[Interface]:
-    return [face for face in host.interfaces if face.up and not face.network.is_loopback]
-
-
-def networks(host: HostFacts) -> list[ipaddress.IPv4Network]:
-    return [face.network for face in usable(host)]
-
-
-def routed(host: HostFacts, network: ipaddress.IPv4Network) -> bool:
-    """Whether a default route leads through the interface that is in this network."""
-    return any(face.name in host.default_routes for face in usable(host) if face.network == network)
-
-
-def named(host: HostFacts, wanted: str) -> ipaddress.IPv4Network:
-    for face in usable(host):
+def named(host: HostFacts, wanted: str) -> IPv4Network:
+    for face in host.usable:
         if wanted == face.name:
-            return face.network
+            return face.place.network
     try:
-        meant = ipaddress.IPv4Network(wanted)
-        ends = [one for one in networks(host) if meant.prefixlen == 32 and meant.subnet_of(one)]
-        return ends[0] if ends else meant
+        return IPv4Network(wanted)
     except ValueError:
-        known = ", ".join(f"{face.name} ({face.network})" for face in usable(host))
         raise InputError(
-            f"--link: got {wanted!r}, expected an interface of this machine that is up and has an IPv4 address, an "
-            f"address on the link, or a network; here: {known}",
+            f"--link: got {wanted!r}, expected an interface of this machine that is up and has an IPv4 address, or a "
+            f"network; here: {listed(host.usable)}",
             next_step="--link INTERFACE, or --link 192.168.100.0/24",
         ) from None
+
+
+def only_own(hosts: Sequence[HostFacts]) -> IPv4Network:
+    """The one network that all machines are in, and that no default route leads through."""
+    common = [face for face in hosts[0].usable if all(host.within(face.place.network) for host in hosts)]
+    own = {face.place.network for face in common}
+    own = {network for network in own if not any(host.is_routed(network) for host in hosts)}
+    if len(own) != 1:
+        raise InputError(
+            f"--link: got {len(own)} networks without a default route that all machines are in, expected 1; all that "
+            f"they share: {listed(common)}",
+            next_step="--link INTERFACE (of this machine) or --link NETWORK, such as 192.168.100.0/24",
+        )
+    return own.pop()
 
 
 def devices(hosts: Sequence[HostFacts], faces: Sequence[Interface]) -> tuple[tuple[str, ...], ...]:
@@ -134,13 +123,11 @@ def devices(hosts: Sequence[HostFacts], faces: Sequence[Interface]) -> tuple[tup
     found = []
     for host, face in zip(hosts, faces, strict=True):
         ports = {port_of(device) for device in face.rdma}
-        twins = [device for other in usable(host) for device in other.rdma if port_of(device) in ports]
-        found.append((*face.rdma, *sorted(set(twins) - set(face.rdma))))
-    if not all(found):
-        return tuple(() for _ in hosts)
-    if len({len(devices) for devices in found}) > 1:
-        return tuple(face.rdma for face in faces)
-    return tuple(found)
+        twins = [device for other in host.usable for device in other.rdma if port_of(device) in ports]
+        found.append(tuple(dict.fromkeys((*face.rdma, *twins))))
+    if len({len(some) for some in found}) > 1:
+        found = [face.rdma for face in faces]
+    return tuple(found) if all(found) else tuple(() for _ in hosts)
 
 
 def port_of(device: str) -> str:
@@ -149,22 +136,21 @@ def port_of(device: str) -> str:
 
 def require_same_gpus(hosts: Sequence[HostFacts]) -> None:
     """HostError where GPUs or their drivers differ: sums of two kinds would be in two precisions."""
-    kinds = {
-        "NVIDIA driver": ([host.driver for host in hosts], "install the same driver on each, and reboot"),
-        "GPU": ([", ".join(host.gpus) for host in hosts], "use machines of one kind (docs/nodes.md, Limits)"),
-    }
-    for what, (values, step) in kinds.items():
-        if len(set(values)) > 1:
-            seen = ", ".join(f"{host.where}: {value or 'none'}" for host, value in zip(hosts, values, strict=True))
-            raise HostError(f"{what} differs: {seen}", next_step=step)
+    kinds = {(host.driver, host.gpus) for host in hosts}
+    if len(kinds) > 1:
+        seen = "; ".join(f"{host.where}: {', '.join(host.gpus)}, driver {host.driver or 'none'}" for host in hosts)
+        raise HostError(
+            f"GPU or NVIDIA driver differs: {seen}",
+            next_step="use machines of one kind, with the same driver on each (docs/nodes.md, Limits)",
+        )
 
 
 def require_own(hosts: Sequence[HostFacts], link: Link, api: str, *, shared: bool) -> list[str]:
     """What to say of a link that is taken though others may be on it. HostError for it, unless `shared`. api: the
     address of the front."""
-    through = [host.where for host in hosts if routed(host, link.network)]
+    through = [host.where for host in hosts if host.is_routed(link.network)]
     found = [f"{where}: a default route leads through {link.network}" for where in through]
-    listens = ipaddress.ip_address(api)
+    listens = ip_address(api)
     if listens in link.network or listens.is_unspecified:
         found.append(f"here: clients are served at {api}, which is on the link, too")
     if found and not shared:

@@ -47,8 +47,9 @@ def room_for(paths: Paths, engine: Engine, release: Release, checkpoint: Path) -
     """
     total = int(engine.client.info()["MemTotal"])
     most = max(total - HOST_RESERVE, total // 2)
+    is_here = total == hosts.read_host().memory_total
     try:
-        plan = plan_of(paths, release)
+        plan = plan_of(paths, release, "" if is_here else f"{total} B")
     except SparkpinError as error:
         needed = running.memory_limit(engine, checkpoint)
         return Room(needed, min(needed, most), None, str(error.message))
@@ -56,16 +57,17 @@ def room_for(paths: Paths, engine: Engine, release: Release, checkpoint: Path) -
     return Room(plan.needed, min(plan.needed + extra, most), plan)
 
 
-def plan_of(paths: Paths, release: Release) -> MemoryPlan:
+def plan_of(paths: Paths, release: Release, memory: str = "") -> MemoryPlan:
     """Of the release as it was made, whatever the pins say by now. SparkpinError where that cannot be told.
 
-    Of a release for several nodes the plan of each: `needed` are bytes of one.
+    memory: of another machine; "": this one's. Of a release for several nodes the plan of each: `needed` are bytes of
+    one.
     """
     with project_of(paths, release) as project:
         recipe = manifests.load_recipe(project, release.recipe)
         stack = manifests.load_stack(project, release.stack)
         chain = manifests.load_chain(project, release.stage)
-        machine = planning.machine_for(stack, "", "")
+        machine = planning.machine_for(stack, memory, "")
         return planning.plan_recipe(replace(paths, project=project), recipe, stack, chain, machine)
 
 

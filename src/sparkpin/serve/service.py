@@ -24,8 +24,7 @@ from sparkpin.serve import crash_facts, fronts, keys, launch, linked, memory_lim
 from sparkpin.serve.address import UNCHANGED, Address, AddressOptions
 from sparkpin.serve.fronts import FrontOrder
 from sparkpin.serve.launch import SOCKET_LABEL, Health, LaunchOrder
-from sparkpin.serve.linked import Spread
-from sparkpin.serve.nodes import NodesOptions
+from sparkpin.serve.nodes import Checked, NodesOptions
 from sparkpin.serve.ports import require_free
 from sparkpin.serve.rules import RISKS
 from sparkpin.serve.served import (
@@ -103,7 +102,7 @@ def start(
         name, drain = name_of(paths, release.recipe), DRAIN_SECONDS if drain is None else drain
         old, front = tidy(engine, name)
         together = (where or NodesOptions()).applied(nodes.kept(paths, release.recipe), release)
-        machines = connections.enter_context(nodes.connected(engine, together.urls)) if together else []
+        machines = connections.enter_context(nodes.connected(engine, together.urls)) if together else ()
         old = linked.rejoined(connections, old, machines, release.recipe, str(paths.home))
         known, kept = address_of(front), kept_address(paths, release.recipe)
         address = options.applied(known or kept or Address.of_command(release.argv))
@@ -115,19 +114,20 @@ def start(
         pair = tls.read(address.cert, address.tls_key) if address.cert else None
         if not (front and is_running(front) and known and known.port == address.port):  # a new front waits for the old
             require_free(engine, address.host, address.port)
-        was_there = old is not None and is_running(old)
+        runs = old if old is not None and is_running(old) else None
         checked = None
         if together:
-            checked = nodes.check(paths, machines, together, release, checkpoint, address.host, busy=was_there)
+            freed = linked.freed_by(paths, runs) if runs is not None else {}
+            checked = nodes.check(paths, machines, together, release, checkpoint, address.host, freed)
         key = key_of(paths, release, address.host)  # may make one, which a command that is refused is not to leave
         order = FrontOrder(name, str(paths.home), release.recipe, release.tag, address, key, pair)
-        same = was_there and old is not None and old.labels.get(RELEASE_LABEL) == release.tag
-        if same and not (linked.whole(old) and linked.nodes_of(old) == (checked.nodes if checked else None)):
+        same = runs if runs is not None and runs.labels.get(RELEASE_LABEL) == release.tag else None
+        if same and not (linked.whole(same) and linked.nodes_of(same) == (checked.nodes if checked else None)):
             say(f"{name} runs on other machines, or not on all of them")
-            same = False
-        if same and old is not None and old.labels.get(COMMAND_LABEL) != command_mark(release):
-            say(f"{old.name} runs {release.tag} with another command or environment than its record has")
-            same = False
+            same = None
+        if same and same.labels.get(COMMAND_LABEL) != command_mark(release):
+            say(f"{same.name} runs {release.tag} with another command or environment than its record has")
+            same = None
         space = None if same else memory_limit.room_for(paths, engine, release, checkpoint)
         if space and space.why:
             say(f"no memory plan ({space.why}): its limit is an estimate")
@@ -147,18 +147,15 @@ def start(
             health=health or Health(),
             limits=address.limits,
         )
-        if checked and old is not None and was_there and not same:
-            nodes.require_rooms(checked, release, linked.held(paths, old))
-        spread = Spread(checked, linked.key_of(paths, release.recipe, new=not same)) if checked else None
         if checked:
             nodes.keep(paths, release.recipe, checked.nodes)  # now, for a start that nobody waits for goes on
-        if old is not None and space is None:
-            served = resumed(paths, engine, order, old, wanted, spread)
+        if same:
+            served = resumed(paths, engine, order, same, wanted, checked)
         else:
             assert space is not None
             ready = old is not None and describe(old, front).ready
             with engine_errors():
-                alone = not spread and not linked.nodes_of(old)  # else both want the link's ports
+                alone = not checked and not linked.nodes_of(old)  # else both want the link's ports
                 if (
                     old is not None
                     and ready
@@ -171,9 +168,7 @@ def start(
                         if gpus:
                             memory_limit.drop_page_cache()
                             memory_limit.require_room(space, release)
-                        if checked and was_there:
-                            nodes.check_freed(checked, release)
-                        served = launched(paths, engine, order, old, wanted, spread)
+                        served = launched(paths, engine, order, old, wanted, checked)
         # The front has it now. Should that go without `stop`, an older address must not open the server again.
         address_path(paths, release.recipe).unlink(missing_ok=True)
         return served
@@ -247,14 +242,14 @@ def resumed(
     order: FrontOrder,
     old: Container,
     wanted: LaunchOrder,
-    spread: Spread | None = None,
+    checked: Checked | None = None,
 ) -> Served:
     """The release runs; its front may have to be another one."""
     say(f"{wanted.release.tag} already runs as {old.name}")
     if not launch.asks(old)[0]:
         folder = crash_facts.folder_of(paths, wanted.release.recipe, wanted.release.name)
         waiting.until_ready(old, wanted.release, wanted.timeout, folder, fresh=False)
-    linked.keep_up(old, wanted, spread)  # a run that was killed while it waited did not get to it
+    linked.keep_up(old, wanted, checked)  # a run that was killed while it waited did not get to it
     folder_name = old.labels[SOCKET_LABEL]
     with fronts.opened(engine, order, folder_name) as front:
         fronts.use(front, folder_name)

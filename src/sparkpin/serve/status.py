@@ -204,11 +204,11 @@ def logs(paths: Paths, engine: Engine, recipe: str | None, *, lines: int, follow
             return
         raise
     its = linked.nodes_of(container)
-    with linked.reached(its.urls[1:] if its else ()) as (machines, away), engine_errors():
+    with nodes.reached(its.urls if its else ()) as (machines, away), engine_errors():
         for url, error in away.items():
             terminal.say(f"{url} is away: {error.message}")
         parts = [(f"{HERE} | " if its else "", container)]
-        parts += [(f"{url} | ", one) for url, one in linked.group_of(container, machines)] if its else []
+        parts += [(f"{machine.where} | ", one) for machine, one in linked.group_of(container, machines)] if its else []
         if not follow:
             for name, part in parts:
                 write(last_told(part, lines), name)

@@ -17,7 +17,7 @@ from sparkpin.releases.record import Release
 from sparkpin.serve import crash_facts, fronts, launch, linked, memory_limit, waiting
 from sparkpin.serve.fronts import FrontOrder
 from sparkpin.serve.launch import SOCKET_LABEL, LaunchOrder, requests_under_way
-from sparkpin.serve.linked import Spread
+from sparkpin.serve.nodes import Checked
 from sparkpin.serve.served import FORMER, FRONT, NEXT, RELEASE_LABEL, Served, client_of, describe, find, is_running
 from sparkpin.serve.waiting import Detached
 
@@ -32,14 +32,14 @@ def launched(
     order: FrontOrder,
     old: Container | None,
     wanted: LaunchOrder,
-    spread: Spread | None = None,
+    checked: Checked | None = None,
 ) -> Served:
     """Create, start and wait; the front says meanwhile that there is nobody. What does not become ready is removed.
 
-    spread: the machines of a release that is for several.
+    checked: the machines of a release that is for several.
     """
     name, folder = order.name, fronts.folder_of(old)
-    container = linked.create(engine, name, wanted, spread, folder)
+    container = linked.create(engine, name, wanted, checked, folder)
 
     try:
         with fronts.opened(engine, order, folder) as front:
@@ -49,9 +49,9 @@ def launched(
                     container.start()
                 say(f"started {name} from {wanted.release.tag}")
                 try:
-                    ready(paths, container, wanted, spread)
+                    ready(paths, container, wanted, checked)
                 except KeyboardInterrupt:
-                    linked.keep_up(container, wanted, spread)
+                    linked.keep_up(container, wanted, checked)
                     raise Detached(f"{name} goes on starting {wanted.release.tag}") from None
                 answered(container, front, order.key)
             except Detached:
@@ -76,13 +76,13 @@ def told(container: Container, front: Container) -> Served:
     return describe(container, front)
 
 
-def ready(paths: Paths, container: Container, wanted: LaunchOrder, spread: Spread | None = None) -> None:
+def ready(paths: Paths, container: Container, wanted: LaunchOrder, checked: Checked | None = None) -> None:
     """It answers a request from within, and from now on Docker keeps it up."""
     folder = crash_facts.folder_of(paths, wanted.release.recipe, wanted.release.name)
     seconds = waiting.until_ready(container, wanted.release, wanted.timeout, folder, fresh=True)
     if wanted.gpus and isinstance(wanted.checkpoint, Path):
         memory_limit.forget_files(wanted.checkpoint)
-    linked.keep_up(container, wanted, spread)
+    linked.keep_up(container, wanted, checked)
     say(f"ready after {seconds:.0f} s")
 
 

@@ -45,7 +45,7 @@ STOP_SECONDS = 10
 
 @dataclass(frozen=True)
 class Place:
-    """One machine of a release for several. Its node's key is made anew for each server.
+    """One machine of a release for several.
 
     checkpoint: a folder of this machine, or a volume there; env: what it adds to the release's; where: the URL of
     another machine, "" for this one.
@@ -287,14 +287,14 @@ def started(
             with container_of(paths, engine, release, "smoke", **own) as container:
                 yield Server(container, folder / SOCKET, timeout)
             return
-        key, containers = secrets.token_hex(32), dict[Container, Place]()
+        containers = dict[Container, Place]()
         with contextlib.ExitStack() as stack:
             for rank in range(nodes):
                 if places:
-                    place = replace(places[rank], node=replace(places[rank].node, key=key))
+                    place = places[rank]
                 else:
                     network = f"container:{next(iter(containers)).id}" if containers else "none"
-                    node = running.Node(on_loopback(rank), key, network, gpu=rank if gpus else None)
+                    node = running.Node(on_loopback(rank), network, gpu=rank if gpus else None)
                     place = Place(engine, checkpoint, node)
                 with errors_at(place):
                     own = settings(place.engine, place.checkpoint, 1 if places else nodes, place.env)
@@ -309,7 +309,7 @@ def started_node(
     """argv: of the server; settings: without what is the node's own."""
     node = place.node
     # Nobody starts it again: one restart allowed, or its exit code would be 0.
-    files = running.process_one(release, node, {"socket": f"{SOCKET_FOLDER}/{SOCKET}", "restarts": 1})
+    files = running.process_one(node, {"socket": f"{SOCKET_FOLDER}/{SOCKET}", "restarts": 1})
     own = running.at_node(settings, node, gpus=bool(settings.get("device_requests"))) | {
         "entrypoint": [*running.PYTHON, f"{NODE_FOLDER}/inside.py", "run"],
         "command": running.node_argv(argv, node),

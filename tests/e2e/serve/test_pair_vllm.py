@@ -1,8 +1,8 @@
-"""One model over two containers with a real vLLM, tensor parallel, with drafts and all mods of v2-tq: they have no
-network, and a worker dies. Needs what ./install.sh leaves.
+"""One model over two containers with a real vLLM, tensor parallel, with drafts and all mods of v2-tq: they have a
+network of their own, and a worker dies. Needs what ./install.sh leaves.
 
-The other faults have a stand-in for vLLM in tests/engine/serve/test_peers.py, for each costs a start of the pair. The
-usual smoke test is in test_two_engines.py.
+Other faults have a stand-in for vLLM in tests/engine/serve/test_pair.py, for each costs a start of the pair. The usual
+smoke test is in test_two_engines.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 RECIPE = "paired"
 IDLE = Health(interval=3600)
-"""No request of its own: in the middle of one, the head's vLLM fails with its peer's and counts that as its own end."""
+"""No request of its own: in the middle of one, vLLM itself fails with its peer."""
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +50,9 @@ def release(paths: Paths) -> Release:
 
 def test_a_worker_that_dies_ends_both_and_they_answer_again(paths: Paths, release: Release) -> None:
     checkpoint = checkpoint_of(paths, release)
-    with pair(Engine.connect(), [release] * 2, [checkpoint] * 2, health=IDLE) as both:
-        until(both.answers)
-        signal_processes(both.containers[1], "VLLM::Worker", "KILL")
-        until(lambda: both.lives() == [2, 2] and both.answers())
-        assert both.counted()[0] == "0", "the head did not end by itself"
+    with pair(Engine.connect(), release, checkpoint, health=IDLE) as both:
+        for lives, killed in ((2, 1), (3, 0)):
+            until(both.answers)
+            signal_processes(both.containers[killed], "VLLM::Worker", "KILL")
+            until(lambda lives=lives: both.lives() == [lives, lives] and both.answers())
+            assert "has gone from torch's store" in both.said(1 - killed)

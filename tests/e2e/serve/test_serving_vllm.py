@@ -103,17 +103,6 @@ def test_a_killed_engine_process_is_started_again(served: services.Served, conta
     assert b"sparkpin: ended " in container.logs(), "how is vLLM's own word: 0, mostly"
 
 
-def test_a_stopped_engine_process_is_found_and_told_to_go_on(served: services.Served, container: Container) -> None:
-    began = time.monotonic()
-    container.exec_run(["python", "-c", f"import os, signal; os.kill({engine_process(container)}, signal.SIGSTOP)"])
-    with httpx.Client(trust_env=False, timeout=60) as client:
-        assert client.get(f"http://127.0.0.1:{served.port}/health").status_code == 200, "vLLM does not notice"
-        assert client.post(f"{served.url}/chat/completions", json=body()).status_code == 200
-    print(f"answered {time.monotonic() - began:.1f} s after its engine was stopped")
-    said = f"sparkpin: process {engine_process(container)} was stopped by a signal; it is told to go on"
-    assert said.encode() in container.logs()
-
-
 def test_a_flag_that_vllm_does_not_know_leaves_the_former_one(
     paths: Paths, served: services.Served, first: Release, second: Release
 ) -> None:

@@ -57,9 +57,10 @@ def test_each_container_gets_what_its_machine_has(
     paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faces = [SimpleNamespace(address=f"10.0.0.{n}", name=f"eth{n}") for n in (1, 2)]
-    checked: Any = SimpleNamespace(link=SimpleNamespace(interfaces=faces, rdma=[("r1",), ("r2",)]))
-    machines = [nodes.Machine(rank, url, SimpleNamespace()) for rank, url in enumerate(KEPT.urls)]  # type: ignore[arg-type]
-    places = [smoke.place_of(checked, machine, PAIR, tmp_path) for machine in machines]
+    machines = [nodes.Machine(url, SimpleNamespace()) for url in KEPT.urls]  # type: ignore[arg-type]
+    link = SimpleNamespace(interfaces=faces, rdma=[("r1",), ("r2",)])
+    checked: Any = SimpleNamespace(link=link, machines=machines)
+    places = [smoke.place_of(checked, rank, PAIR, tmp_path) for rank in range(2)]
     made: list[dict[str, Any]] = []
 
     def container_of(paths: Paths, engine: Any, *rest: Any, **settings: Any) -> Any:

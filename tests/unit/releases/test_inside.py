@@ -1,5 +1,5 @@
-"""Process 1, its count of restarts: where it may start a server once more, and where not. What it would signal, and the
-server, are not there: as process 1 it ends every other process."""
+"""Process 1: its count of restarts, where it may start a server once more and where not; and whom torch's store is
+connected with. What it would signal, and the server, are not there: as process 1 it ends every other process."""
 
 from __future__ import annotations
 
@@ -15,63 +15,66 @@ from sparkpin.releases import inside
 
 @pytest.fixture
 def lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What ends it, and how often it started a server that fails at once: for a rank, the restarts counted so far and
-    those allowed."""
-    started = list[Any]()
-
-    def pause() -> None:
-        raise inside.Asked
-
-    def popen(argv: Any) -> Any:
-        started.append(argv)
-        return SimpleNamespace(pid=0)
-
+    """What ends it, with a server that fails at once: for a rank, the restarts counted so far and those allowed. Who
+    waits without a server is asked to end."""
+    handlers: dict[int, Any] = {}
     for module, name, value in (
         (inside, "HERE", tmp_path),
         (inside, "STATE", tmp_path / "tmp"),
         (inside, "RESTARTS", tmp_path / "restarts"),
-        (inside, "DOWN", tmp_path / "down"),
-        (inside, "refusal", lambda *_: ""),
         (inside, "reap", lambda pid: 1),
         (inside.os, "kill", lambda *_: None),
-        (inside.signal, "signal", lambda *_: None),
+        (inside.signal, "signal", handlers.__setitem__),
         (inside.signal, "setitimer", lambda *_: None),
-        (inside.signal, "pause", pause),
-        (inside.subprocess, "Popen", popen),
+        (inside.time, "sleep", lambda _: handlers[inside.signal.SIGTERM](inside.signal.SIGTERM, None)),
+        (inside.subprocess, "Popen", lambda argv: SimpleNamespace(pid=0, send_signal=lambda number: None)),
     ):
         monkeypatch.setattr(module, name, value)
 
-    def live(rank: int | None, counted: int | None, allowed: int) -> tuple[int, int]:
+    def live(rank: int | None, counted: int | None, allowed: int) -> int:
         settings: dict[str, Any] = {"socket": str(tmp_path / "socket"), "restarts": allowed}
-        settings |= {} if rank is None else {"peers": {"rank": rank}}
+        settings |= {} if rank is None else {"rank": rank, "store": ("10.0.0.1", 29501)}
         (tmp_path / inside.SETTINGS).write_text(json.dumps(settings))
         inside.RESTARTS.unlink(missing_ok=True)
         if counted is not None:
             inside.write_restarts(counted)
-        started.clear()
-        return inside.run(["server"]), len(started)
+        return inside.run(["server"])
 
     return live
 
 
-@pytest.mark.parametrize("rank", [None, 0])
-def test_here_it_ends_with_0_at_its_limit(lives: Any, rank: int | None) -> None:
-    """Docker's policy is "on-failure"."""
-    assert lives(rank, None, 1) == (1, 1) and lives(rank, 0, 1) == (0, 1)
-
-
-def test_on_another_machine_it_waits_at_its_limit_and_starts_no_server(
-    lives: Any, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("rank", [None, 0, 1])
+def test_at_its_limit_it_ends_with_0_and_says_so(
+    lives: Any, rank: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Docker's policy is "unless-stopped": whatever it ends with, it is started again."""
-    assert lives(1, None, 1) == (1, 1) and lives(1, 0, 1) == (1, 1)
+    """Docker's policy is "on-failure"; on another machine, where it is "unless-stopped", once it is asked to."""
+    assert lives(rank, None, 1) == 1
     assert inside.STAYS_DOWN not in capsys.readouterr().out
-    assert lives(1, 1, 1) == (0, 0), "0: it was asked to end"
+    assert lives(rank, 0, 1) == 0
     assert f"sparkpin: {inside.STAYS_DOWN}" in capsys.readouterr().out.splitlines()[-1]
-    assert lives(1, 1, 3) == (1, 1), "the limit was raised"
+    assert lives(rank, 1, 3) == 1, "the limit was raised"
 
 
-@pytest.mark.parametrize("allowed", [0, 1])
-def test_after_a_boot_within_its_limit_it_starts_again(lives: Any, allowed: int) -> None:
-    """The last life that it may have was ended by Docker, and did not fail."""
-    assert lives(1, allowed, allowed) == (1, 1)
+HEAD, WORKER, OTHER = "0100000A", "0200000A", "0300000A"  # 10.0.0.1, .2, .3, as proc(5) has them here
+V6 = "0000000000000000FFFF0000"
+TCP = f"""  sl  local_address rem_address   st tx_queue
+   0: {HEAD}:733D 00000000:0000 0A 0
+   1: {HEAD}:733D {WORKER}:C7A6 01 0
+   2: {HEAD}:733D {HEAD}:A9AE 01 0
+   3: {HEAD}:733D {OTHER}:C7A6 08 0
+   4: {HEAD}:8E3F {OTHER}:E762 01 0
+"""
+TCP6 = f"""  sl  local_address                         remote_address                        st
+   0: {V6}{WORKER}:C7A7 {V6}{HEAD}:733D 01
+   1: {V6}{HEAD}:A9AE {V6}{HEAD}:733D 01
+"""
+
+
+def test_the_connections_of_workers_to_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those that have ended, nor of other ports, nor rank 0's own."""
+    tables = tmp_path / "tcp", tmp_path / "tcp6"
+    for table, text in zip(tables, (TCP, TCP6), strict=True):
+        table.write_text(text)
+    monkeypatch.setattr(inside, "SOCKETS", tables)
+    found = inside.connections(("10.0.0.1", 29501))
+    assert found == {f"{WORKER}:C7A6", f"{WORKER}:C7A7"} and inside.machines(found) == {WORKER}

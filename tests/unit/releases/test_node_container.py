@@ -12,12 +12,10 @@ from made_releases import release
 
 from sparkpin.pins.nodes import NodeRank, on_loopback, spread
 from sparkpin.releases import container as running
-from sparkpin.releases import inside
 from sparkpin.releases.container import Node, at_node
 from sparkpin.serve.launch import Health
 
 LINK = NodeRank(1, "192.0.2.2", "192.0.2.1", "enp1s0f0np0")
-KEY = "f0" * 32
 
 
 def settings(*, gpus: bool = False, checkpoint: Path | str = "sparkpin-checkpoint-ab") -> dict[str, Any]:
@@ -27,7 +25,7 @@ def settings(*, gpus: bool = False, checkpoint: Path | str = "sparkpin-checkpoin
 
 def test_a_node_has_its_network_and_addresses_and_no_more_rights() -> None:
     plain = settings()
-    node = at_node(plain, Node(LINK, KEY), gpus=False)
+    node = at_node(plain, Node(LINK), gpus=False)
     assert node["network_mode"] == "host" and node["shm_size"] == running.GIB
     added = {name: value for name, value in node["environment"].items() if name not in plain["environment"]}
     assert added["VLLM_HOST_IP"] == "192.0.2.2" and added["NCCL_SOCKET_IFNAME"] == "enp1s0f0np0"
@@ -43,17 +41,17 @@ def test_each_rank_can_say_which_release_it_serves() -> None:
 
 
 def test_rdma_adds_its_devices_and_memory_that_stays() -> None:
-    plain, node = settings(gpus=True), at_node(settings(gpus=True), Node(LINK, KEY, rdma=True), gpus=True)
+    plain, node = settings(gpus=True), at_node(settings(gpus=True), Node(LINK, rdma=True), gpus=True)
     assert node["devices"] == ["/dev/infiniband:/dev/infiniband:rwm"]
     assert {name for name in node if node[name] != plain.get(name)} == {"environment", "network_mode", "devices"}
 
 
 def test_nodes_of_one_machine_have_a_gpu_each() -> None:
-    node = at_node(settings(gpus=True), Node(on_loopback(1), KEY, "none", gpu=1), gpus=True)
+    node = at_node(settings(gpus=True), Node(on_loopback(1), "none", gpu=1), gpus=True)
     (request,) = node["device_requests"]
     assert request["DeviceIDs"] == ["1"] and request["Count"] in (0, None)
     assert node["environment"]["NCCL_SHM_DISABLE"] == "1", "they do not share /dev/shm"
-    over_a_link = at_node(settings(gpus=True), Node(LINK, KEY), gpus=True)
+    over_a_link = at_node(settings(gpus=True), Node(LINK), gpus=True)
     assert "NCCL_SHM_DISABLE" not in over_a_link["environment"]
 
 
@@ -61,16 +59,11 @@ def test_nodes_of_one_machine_have_a_gpu_each() -> None:
 def test_a_step_ends_before_the_health_check_gives_up(own: dict[str, str]) -> None:
     plain = settings()
     plain["environment"] |= own
-    seconds = at_node(plain, Node(LINK, KEY), gpus=False)["environment"]["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"]
+    seconds = at_node(plain, Node(LINK), gpus=False)["environment"]["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"]
     assert seconds == (own or {"": "40"}).popitem()[1] and Health.timeout > running.EXECUTE_SECONDS
 
 
-def test_the_key_is_a_file_and_the_settings_say_who_meets_whom() -> None:
-    argv, env = spread(release(1).argv, {}, 2, gpu=False)
-    double = dataclasses.replace(release(1), argv=tuple(argv), env=env)
-    files = running.process_one(double, Node(LINK, KEY), {"restarts": 5})
-    told = json.loads(files["settings.json"])
-    assert told["restarts"] == 5 and (told["peers"]["rank"], told["peers"]["release"]) == (1, double.key)
-    assert files[inside.PEERS_KEY] == KEY.encode()
-    assert not [name for name, data in files.items() if KEY.encode() in data and name != inside.PEERS_KEY]
-    assert set(running.process_one(release(1), None, {})) == {"inside.py", "settings.json"}
+def test_process_1_learns_its_rank_and_where_the_store_is() -> None:
+    told = json.loads(running.process_one(Node(LINK), {"restarts": 5})["settings.json"])
+    assert told == {"restarts": 5, "rank": 1, "store": ["192.0.2.1", 29501]}
+    assert json.loads(running.process_one(None, {"restarts": 5})["settings.json"]) == {"restarts": 5}

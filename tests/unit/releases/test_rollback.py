@@ -20,7 +20,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.releases import current
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Release, Releases
-from sparkpin.releases.rollback import find_target, landing, require_target
+from sparkpin.releases.rollback import OF_THE_RELEASE, find_target, landing, require_target
 from sparkpin.serve import linked
 
 
@@ -215,14 +215,14 @@ def test_a_rollback_passes_over_what_is_gone_or_refused_and_not_over_a_fault_tha
 def test_another_machine_without_the_release_is_told_from_one_that_does_not_answer(
     paths: Paths, monkeypatch: pytest.MonkeyPatch, away: SparkpinError | None, fault: SparkpinError, gone: bool
 ) -> None:
-    def model_there(*_: object) -> None:
+    def require_model(*_: object) -> None:
         raise fault
 
     kept, reached = SimpleNamespace(urls=["here", "a", "b"]), (["a"], {"b": away} if away else {})
     monkeypatch.setattr(linked.nodes, "kept", lambda *_: kept)
-    monkeypatch.setattr(linked.nodes, "model_there", model_there)
+    monkeypatch.setattr(linked.nodes, "require_model", require_model)
     monkeypatch.setattr(linked, "nodes_in", lambda _: 3)
     monkeypatch.setattr(linked, "reached", lambda _: contextlib.nullcontext(reached))
-    with pytest.raises(EngineError) as caught:
+    with pytest.raises(SparkpinError) as caught:
         linked.require_there(paths, release(1))
-    assert isinstance(caught.value, current.GoneError) == gone
+    assert isinstance(caught.value, OF_THE_RELEASE) == gone

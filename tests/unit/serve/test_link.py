@@ -40,7 +40,7 @@ THERE = replace(
 )
 
 
-@pytest.mark.parametrize("wanted", ["enp1s0f0np0", "10.0.0.0/24", "10.0.0.1", "10.0.0.2"])
+@pytest.mark.parametrize("wanted", ["enp1s0f0np0", "10.0.0.0/24"])
 def test_a_link_by_interface_or_network(wanted: str) -> None:
     link = choose([HERE, THERE], wanted)
     assert [face.name for face in link.interfaces] == ["enp1s0f0np0", "enp9"]
@@ -58,23 +58,23 @@ def test_a_link_by_interface_or_network(wanted: str) -> None:
 def test_a_link_that_nobody_named() -> None:
     only = [replace(HERE, interfaces=(CABLE, ETH)), replace(THERE, interfaces=THERE.interfaces[:2])]
     assert choose(only, None).interfaces[0] == CABLE
-    with pytest.raises(InputError, match="several are without a default route"):
+    with pytest.raises(InputError, match="got 2 networks"):
         choose([HERE, THERE], None)  # the twin's network, too
-    with pytest.raises(InputError, match=r"eth0 \(192.0.2.0/24\); none of them is"):
+    with pytest.raises(InputError, match=r"got 0 networks.*eth0, 192.0.2.0/24"):
         choose([replace(one, interfaces=one.interfaces[1:]) for one in only], None)
 
 
 def test_a_link_that_is_not_there() -> None:
-    with pytest.raises(InputError, match=r"--link: got 'eth7'.*eth0 \(192.0.2.0/24\)"):
+    with pytest.raises(InputError, match=r"--link: got 'eth7'.*eth0, 192.0.2.0/24"):
         choose([HERE, THERE], "eth7")
-    with pytest.raises(InputError, match=r"ssh://b: no interface in 10.0.2.0/24"):
+    with pytest.raises(InputError, match=r"ssh://b: expected one interface in 10.0.2.0/24"):
         choose([HERE, THERE], "enp1s0f1np1")
     down = replace(THERE, interfaces=(replace(THERE.interfaces[0], up=False),))
-    with pytest.raises(InputError, match=r"ssh://b: no interface in 10.0.0.0/24.*there: no address"):
+    with pytest.raises(InputError, match=r"ssh://b: .*10.0.0.0/24.*there: none"):
         choose([HERE, down], CABLE.name)
-    with pytest.raises(InputError, match=r"two machines have the address 10.0.0.1"):
+    with pytest.raises(InputError, match=r"ssh://b: .*address of its own"):
         choose([HERE, replace(THERE, interfaces=(CABLE,))], CABLE.name)
-    with pytest.raises(InputError, match="more than one interface"):
+    with pytest.raises(InputError, match="expected one interface"):
         choose([HERE, replace(THERE, interfaces=(*THERE.interfaces, moved(CABLE, name="enp8")))], CABLE.name)
 
 
@@ -122,7 +122,7 @@ def test_what_is_read_of_a_spark(tmp_path: Path) -> None:
         path.write_text(text)
     assert inside_link.rdma(tmp_path, "enp1") == ["rocep1s0f0"] and inside_link.rdma(tmp_path, "eth0") == []
     assert inside_link.default_routes(tmp_path) == {"eth0", "wlan0"}
-    assert inside_link.driver(tmp_path) == "580.95.05" and inside_link.gpus(tmp_path) == ["NVIDIA GB10"]
+    assert "580.95.05" in inside_link.driver(tmp_path) and inside_link.gpus(tmp_path) == ["NVIDIA GB10"]
 
 
 def test_the_record_of_a_checkpoint(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +14,6 @@ import pytest
 from heard import heard
 
 from sparkpin.core.errors import (
-    BusyError,
-    CheckpointError,
     EngineError,
     HostError,
     InputError,
@@ -24,7 +22,7 @@ from sparkpin.core.errors import (
 from sparkpin.core.paths import Paths
 from sparkpin.host.containers import NotFound
 from sparkpin.releases import volumes as checkpoint_volumes
-from sparkpin.releases.container import CACHE_LABEL, Node
+from sparkpin.releases.container import CACHE_LABEL
 from sparkpin.releases.volumes import LABEL
 from sparkpin.serve import linked, nodes, waiting
 from sparkpin.serve.nodes import Nodes, NodesOptions
@@ -50,9 +48,9 @@ def test_options_change_what_was_kept() -> None:
 @pytest.mark.parametrize(
     ("options", "known", "release", "said"),
     [
-        (NodesOptions(), None, PAIR, "is for 2 machines, and none are named"),
-        (NodesOptions("here"), None, PAIR, "--nodes names 1"),
-        (NodesOptions("ssh://b,ssh://b"), None, PAIR, "ssh://b is named twice"),
+        (NodesOptions(), None, PAIR, "got 0 machines by --nodes .* expected 2"),
+        (NodesOptions("here"), None, PAIR, "got 1 machines by --nodes"),
+        (NodesOptions("ssh://b,ssh://b"), None, PAIR, "got 'ssh://b'.* once"),
         (NodesOptions("spark2"), None, PAIR, "got 'spark2'"),
         (NodesOptions("ssh://b"), None, ALONE, "is for one machine"),
     ],
@@ -70,53 +68,6 @@ def test_the_machines_are_kept(tmp_path: Path) -> None:
     nodes.path_of(paths, "p.1").write_text('{"urls": 3}')
     with pytest.raises(InputError, match=r"p\.1\.nodes\.json"):
         nodes.kept(paths, "p.1")
-
-
-def test_the_key_is_its_owners_alone(tmp_path: Path) -> None:
-    paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
-    key = linked.key_of(paths, "p", new=False)
-    path = paths.home / "keys/p.nodes"
-    assert len(bytes.fromhex(key)) == 32 and path.stat().st_mode & 0o777 == 0o600
-    assert linked.key_of(paths, "p", new=False) == key != linked.key_of(paths, "p", new=True)
-
-
-def test_all_that_is_wrong_is_told_at_once() -> None:
-    def act(number: int) -> int:
-        if number == 1:
-            raise NetworkError("no way to b", next_step="ssh b")
-        if number == 2:
-            raise CheckpointError("half there at c", next_step="copy it")
-        return number
-
-    with pytest.raises(NetworkError, match=r"(?s)no way to b.*half there at c.*ssh b.*copy it") as caught:
-        nodes.each([0, 1, 2], act)
-    assert caught.value.exit_code == 6
-    assert nodes.each([0, 3], act) == [0, 3]
-
-
-def test_memory_on_each_machine() -> None:
-    room = SimpleNamespace(plan=SimpleNamespace(hints=()), needed=4 << 30)
-    checked: Any = SimpleNamespace(facts=[], rooms=(room, room))
-    for where, free in (("here", 9 << 30), ("ssh://b", 3 << 30)):
-        checked.facts.append(SimpleNamespace(where=where, memory_available=free))
-    with pytest.raises(HostError, match=r"^ssh://b: .*needs 4.00 GiB"):
-        nodes.require_rooms(checked, PAIR)
-    nodes.require_rooms(checked, PAIR, {"ssh://b": 1 << 30})  # of what is stopped first
-
-
-def test_a_machine_of_another_architecture() -> None:
-    other: Any = SimpleNamespace(platform="linux/arm64")
-    with pytest.raises(HostError, match=r"^ssh://b is linux/arm64"):
-        nodes.examined(nodes.Machine(1, "ssh://b", other), PAIR, Path(), "linux/amd64")
-
-
-def test_one_such_model_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        monkeypatch.setattr(nodes, "STORE_PORT", port)
-        with pytest.raises(BusyError, match=str(port)):
-            nodes.require_ports()
-    nodes.require_ports()
 
 
 class Volumes:
@@ -142,11 +93,11 @@ def test_volumes_go_from_other_machines_with_their_releases(tmp_path: Path, monk
     paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
     nodes.keep(paths, "p", Nodes(("here", "ssh://b", "ssh://away")))
     volumes, said = Volumes(), heard()
-    machine = nodes.Machine(1, "ssh://b", SimpleNamespace(client=SimpleNamespace(volumes=volumes)))  # type: ignore[arg-type]
+    machine = nodes.Machine("ssh://b", SimpleNamespace(client=SimpleNamespace(volumes=volumes)))  # type: ignore[arg-type]
 
     @contextlib.contextmanager
     def reached(urls: tuple[str, ...]) -> Iterator[Any]:
-        assert urls == ("ssh://b", "ssh://away")
+        assert urls == ("here", "ssh://b", "ssh://away")
         yield [machine], {"ssh://away": NetworkError("no way")}
 
     def made(of: Any, letter: str) -> SimpleNamespace:
@@ -160,11 +111,6 @@ def test_volumes_go_from_other_machines_with_their_releases(tmp_path: Path, monk
     assert {name[-1] for name in volumes.left} == {"b", "c", "d", "f"}, "that of another is not ours"
     assert [name for name in sorted(volumes.left) if "c" * 12 in name] == ["sparkpin-checkpoint-" + "c" * 16]
     assert any("in use" in line for line in said) and any("ssh://away is away" in line for line in said)
-
-
-def test_no_key_stands_in_a_repr() -> None:
-    key, nothing = "5e" * 32, Any
-    assert key not in repr(linked.Spread(nothing, key)) + repr(Node(nothing, key))  # type: ignore[arg-type]
 
 
 class Box:
@@ -242,18 +188,14 @@ LOGS = [b"", b"3", b"[]", b"{", b"\xff", b"[" * 100_000, b"{}"]
 
 
 @pytest.mark.parametrize("log", LOGS + [json.dumps({**TOLD, key: value}).encode() for key, value in WRONG])
-def test_what_another_machine_answers_is_not_believed(
-    monkeypatch: pytest.MonkeyPatch, engine: Site, log: bytes
-) -> None:
+def test_what_another_machine_answers_is_not_believed(engine: Site, log: bytes) -> None:
     """No host here answers wrongly by itself."""
-    monkeypatch.setattr(nodes, "model_there", lambda *_: {})
-    engine.platform = "p"  # type: ignore[attr-defined]
-    machine = nodes.Machine(1, "ssh://b", engine)  # type: ignore[arg-type]
+    machine = nodes.Machine("ssh://b", engine)  # type: ignore[arg-type]
     engine.log = b"a warning of Python's\n" + json.dumps(TOLD).encode()
-    assert nodes.examined(machine, PAIR, Path(), "p").interfaces[0].name == "e"
+    assert nodes.examined(machine, PAIR, "volume").interfaces[0].name == "e"
     engine.log = log
     with pytest.raises(HostError, match="ssh://b"):
-        nodes.examined(machine, PAIR, Path(), "p")
+        nodes.examined(machine, PAIR, "volume")
     assert not engine.boxes
 
 
@@ -266,19 +208,9 @@ def test_what_a_killed_run_left_there_goes_with_the_next(engine: Site) -> None:
         Box(engine, "somebody's", "created"),
     ]
     engine.log = json.dumps(TOLD).encode()
-    machine = nodes.Machine(1, "ssh://b", engine)  # type: ignore[arg-type]
-    assert nodes.looked_at(machine, PAIR, {}).record == "r"
+    machine = nodes.Machine("ssh://b", engine)  # type: ignore[arg-type]
+    assert nodes.examined(machine, PAIR, "volume").record == "r"
     assert [one.name for one in engine.boxes] == ["of a run that goes on", "somebody's"]
-
-
-def test_only_the_container_of_that_very_name_is_cleared(engine: Site) -> None:
-    machine = nodes.Machine(1, "ssh://b", engine)  # type: ignore[arg-type]
-    mine = {linked.OWNER_LABEL: "me"}
-    engine.boxes = [Box(engine, "p.1", "exited", mine), Box(engine, "px1", "exited", {linked.OWNER_LABEL: "other"})]
-    linked.clear(machine, "p.1", "me")
-    assert [one.name for one in engine.boxes] == ["px1"]
-    with pytest.raises(BusyError):
-        linked.clear(machine, "px1", "me")
 
 
 def test_a_node_that_stays_down_is_not_whole_nor_waited_for(engine: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +218,7 @@ def test_a_node_that_stays_down_is_not_whole_nor_waited_for(engine: Site, monkey
         monkeypatch.setattr(linked.Linked, name, lambda self, **options: b"")
     first, other = Box(engine, "p", "running", {linked.NODES_LABEL: KEPT.text}), Box(engine, "p-1", "running")
     server: Any = SimpleNamespace(attrs={}, client=None, collection=None)
-    both = linked.Linked(server, [(nodes.Machine(1, "ssh://b", engine), other)])  # type: ignore[arg-type, list-item]
+    both = linked.Linked(server, [(nodes.Machine("ssh://b", engine), other)])  # type: ignore[arg-type, list-item]
     both.attrs = {"State": {"Status": "running"}, "Config": {"Labels": first.labels}}
     other.log = b"sparkpin: starting the server\n"
     assert linked.whole(both) and waiting.look(both, PAIR)[0] is None
@@ -297,30 +229,43 @@ def test_a_node_that_stays_down_is_not_whole_nor_waited_for(engine: Site, monkey
 def test_a_machine_that_answers_once_and_no_more_is_away(engine: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextlib.contextmanager
     def reached(urls: tuple[str, ...]) -> Iterator[Any]:
-        yield [nodes.Machine(1, url, engine) for url in urls], {}  # type: ignore[arg-type]
+        yield [nodes.Machine(url, engine) for url in urls], {}  # type: ignore[arg-type]
 
     def partners(*_: object) -> list[Any]:
         raise EngineError("Read timed out")
 
     head = Box(engine, "p", "running", {linked.NODES_LABEL: KEPT.text})
     monkeypatch.setattr(linked, "reached", reached)
-    monkeypatch.setattr(linked, "partners", partners)
+    monkeypatch.setattr(linked, "with_labels", partners)
     (one,) = linked.states(head)  # type: ignore[arg-type]
     assert (one.state, one.why) == ("away", "Read timed out")
 
 
-def test_a_peer_keeps_its_rank_whatever_machines_are_named_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own machine may be away from the new list, or stand in another place of it."""
+def test_a_server_keeps_its_machines_whatever_are_named_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of its own may be away from the new list. What is there of no server goes."""
     labels = {linked.GROUP_LABEL: "g", linked.NODES_LABEL: Nodes(("here", "ssh://b", "ssh://c")).text}
     old: Any = SimpleNamespace(labels=labels, attrs={}, client=None, collection=None)
-    peers = {
-        url: SimpleNamespace(labels={linked.GROUP_LABEL: "g", linked.RANK_LABEL: str(rank)})
-        for rank, url in enumerate(("ssh://b", "ssh://c"), 1)
+    groups = {"ssh://b": ["g"], "ssh://c": ["former", "g"]}
+    boxes = {
+        url: [SimpleNamespace(id=url + one, labels={linked.GROUP_LABEL: one}) for one in found]
+        for url, found in groups.items()
     }
-    there = [nodes.Machine(rank, url, SimpleNamespace()) for rank, url in enumerate(("here", "ssh://c"))]  # type: ignore[arg-type]
-    left = nodes.Machine(0, "ssh://b", SimpleNamespace())  # type: ignore[arg-type]
-    monkeypatch.setattr(linked, "reached", lambda urls: contextlib.nullcontext(([left], {})))
-    monkeypatch.setattr(linked, "partners", lambda machine, *_: [peers[machine.where]])
+    there, left = [nodes.Machine(url, SimpleNamespace()) for url in ("here", "ssh://c")], list[str]()  # type: ignore[arg-type]
+    other = nodes.Machine("ssh://b", SimpleNamespace())  # type: ignore[arg-type]
+
+    def with_labels(machine: nodes.Machine, wanted: dict[str, str]) -> list[Any]:
+        return [one for one in boxes[machine.where] if wanted.get(linked.GROUP_LABEL) in (None, *one.labels.values())]
+
+    monkeypatch.setattr(linked, "reached", lambda urls: contextlib.nullcontext(([other], {})))
+    monkeypatch.setattr(linked, "with_labels", with_labels)
+    monkeypatch.setattr(linked.launch, "remove", lambda one: left.append(one.id))
     with contextlib.ExitStack() as stack:
-        whole = linked.rejoined(stack, old, there, "r", "h")
-    assert {machine.where: machine.rank for machine, _ in linked.peers_of(whole)} == {"ssh://b": 1, "ssh://c": 2}  # type: ignore[arg-type]
+        whole: Any = linked.rejoined(stack, old, there, "r", "h")
+    assert {machine.where for machine, _ in linked.peers_of(whole)} == {"ssh://b", "ssh://c"}
+    assert left == ["ssh://cformer"]
+
+
+def test_a_server_gives_back_what_its_plan_has_on_its_own_machines(tmp_path: Path) -> None:
+    paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
+    server: Any = SimpleNamespace(labels={linked.NODES_LABEL: KEPT.text})
+    assert linked.freed_by(paths, server) == dict.fromkeys(KEPT.urls, sys.maxsize), "no record, no plan"
