@@ -101,8 +101,7 @@ def stop(*, recipe: Annotated[str | None, "recipe whose server to stop (default:
     """Stop what `serve` started."""
     paths = Paths.from_env()
     engine = engine_of(paths)
-    known = [its for name in nodes.recipes_kept(paths) if recipe in (None, name) and (its := nodes.kept(paths, name))]
-    with nodes.reached(sorted({url for its in known for url in its.urls})) as (machines, _):
+    with nodes.reached(nodes.urls_kept(paths, recipe)) as (machines, _):
         clear_leftovers(paths, engine, [machine.engine for machine in machines])
     stopped = service.stop(paths, engine, recipe)
     show("\n".join(f"stopped {name}" for name in stopped) or "nothing is served")

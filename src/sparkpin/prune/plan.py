@@ -29,7 +29,6 @@ from sparkpin.prune.verdicts import Verdict, verdicts
 from sparkpin.releases.protection import protections_of
 from sparkpin.releases.quality_gate import is_refused
 from sparkpin.releases.record import Release, Releases
-from sparkpin.serve import linked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +106,6 @@ def remove(paths: Paths, engine: Engine, done: Pruned) -> None:
     for name in done.volumes:
         with engine_errors():
             engine.client.volumes.get(name).remove()
-    linked.drop_volumes(paths, done.removed, done.staying)
     for kind, some in done.files.items():
         for path in some:
             remove_path(path)

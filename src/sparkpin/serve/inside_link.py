@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import re
 import socket
 import struct
 from pathlib import Path
@@ -21,13 +20,14 @@ RECORD = "sparkpin.json"
 
 
 def look(root: Path = Path("/"), model: Path = Path("/model")) -> dict[str, Any]:
-    """root: of /proc and /sys; model: where the checkpoint is mounted."""
+    """root: of /proc and /sys; model: where the checkpoint is mounted. The driver's line has its version and more."""
+    memory = dict(line.split(":") for line in lines(root / "proc/meminfo"))
     return {
         "interfaces": interfaces(root),
         "default_routes": sorted(default_routes(root)),
-        "driver": driver(root),
+        "driver": "".join(lines(root / "proc/driver/nvidia/version")[:1]),
         "gpus": gpus(root),
-        "memory_available": memory_available(root),
+        "memory_available": int(memory["MemAvailable"].split()[0]) << 10,
         "record": record(model),
     }
 
@@ -79,21 +79,10 @@ def lines(path: Path) -> list[str]:
     return []
 
 
-def driver(root: Path) -> str:
-    """The NVIDIA driver's version; "" without one."""
-    found = re.search(r"Kernel Module\b.*?\s(\d+\.[\d.]+)\s", "\n".join(lines(root / "proc/driver/nvidia/version")))
-    return found[1] if found else ""
-
-
 def gpus(root: Path) -> list[str]:
     """Models of the machine's GPUs, each once: nvidia-smi's names, but a container without a GPU has no nvidia-smi."""
     rows = [row for file in (root / "proc/driver/nvidia/gpus").glob("*/information") for row in lines(file)]
     return sorted({row.partition(":")[2].strip() for row in rows if row.startswith("Model:")})
-
-
-def memory_available(root: Path) -> int:
-    rows = dict(line.split(":") for line in lines(root / "proc/meminfo"))
-    return int(rows["MemAvailable"].split()[0]) << 10
 
 
 def record(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""The network that the machines of one model share: which interface it is on each, and who else is on it. Pure.
+"""The network that the machines of one model share: which interface it is on each, and who else is on it.
 
 torch's store and the ports of its workers ask nobody for a key, and some take pickles: who can reach them runs code in
 the containers. So a link has to be a network of its own (docs/nodes.md).
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Interface, IPv4Network, ip_address
 
 from sparkpin.core.errors import HostError, InputError
+from sparkpin.core.terminal import say
 
 
 @dataclass(frozen=True)
@@ -53,27 +54,16 @@ class HostFacts:
         return any(face.name in self.default_routes for face in self.within(network))
 
 
-@dataclass(frozen=True)
-class Link:
-    """interfaces: of each machine, in the order of the ranks; rdma: of each, the devices that NCCL is to use."""
-
-    network: IPv4Network
-    interfaces: tuple[Interface, ...]
-    rdma: tuple[tuple[str, ...], ...]
-
-    @property
-    def text(self) -> str:
-        how = "RDMA by " + ", ".join(self.rdma[0]) if self.rdma[0] else "TCP, no RDMA device"
-        return f"{self.network}: {listed(self.interfaces)}; {how}"
-
-
 def listed(faces: Iterable[Interface]) -> str:
     return ", ".join(f"{face.address} ({face.name}, {face.place.network})" for face in faces) or "none"
 
 
-def choose(hosts: Sequence[HostFacts], wanted: str | None) -> Link:
-    """The link that is meant. wanted: an interface of this machine (rank 0), or a network; None: the only one that
-    could be. InputError for one that is not there on each machine."""
+def choose(hosts: Sequence[HostFacts], wanted: str) -> tuple[Interface, ...]:
+    """The interface of the link that is meant on each host, with the RDMA devices that NCCL is to use. InputError for
+    one that is not there on each.
+
+    wanted: an interface of this machine (rank 0), or a network; "": the only one that could be.
+    """
     network = named(hosts[0], wanted) if wanted else only_own(hosts)
     faces: list[Interface] = []
     for host in hosts:
@@ -85,7 +75,7 @@ def choose(hosts: Sequence[HostFacts], wanted: str | None) -> Link:
                 next_step="give each machine one address of the link's network, and name each machine once",
             )
         faces += found
-    return Link(network, tuple(faces), devices(hosts, faces))
+    return tuple(replace(face, rdma=rdma) for face, rdma in zip(faces, devices(hosts, faces), strict=True))
 
 
 def named(host: HostFacts, wanted: str) -> IPv4Network:
@@ -116,7 +106,7 @@ def only_own(hosts: Sequence[HostFacts]) -> IPv4Network:
     return own.pop()
 
 
-def devices(hosts: Sequence[HostFacts], faces: Sequence[Interface]) -> tuple[tuple[str, ...], ...]:
+def devices(hosts: Sequence[HostFacts], faces: Sequence[Interface]) -> list[tuple[str, ...]]:
     """NCCL's devices: those of the link, and the other half of the same port where it is up and has an address on every
     machine. A Spark shows that as a device of its own (rocep1s0f0 and roceP2p1s0f0). None unless each machine has some.
     """
@@ -127,7 +117,7 @@ def devices(hosts: Sequence[HostFacts], faces: Sequence[Interface]) -> tuple[tup
         found.append(tuple(dict.fromkeys((*face.rdma, *twins))))
     if len({len(some) for some in found}) > 1:
         found = [face.rdma for face in faces]
-    return tuple(found) if all(found) else tuple(() for _ in hosts)
+    return found if all(found) else [() for _ in hosts]
 
 
 def port_of(device: str) -> str:
@@ -145,19 +135,19 @@ def require_same_gpus(hosts: Sequence[HostFacts]) -> None:
         )
 
 
-def require_own(hosts: Sequence[HostFacts], link: Link, api: str, *, shared: bool) -> list[str]:
-    """What to say of a link that is taken though others may be on it. HostError for it, unless `shared`. api: the
+def require_own(hosts: Sequence[HostFacts], link: IPv4Network, api: str, *, shared: bool) -> None:
+    """HostError for a link that others may be on; a warning if it is to be taken all the same (`shared`). api: the
     address of the front."""
-    through = [host.where for host in hosts if host.is_routed(link.network)]
-    found = [f"{where}: a default route leads through {link.network}" for where in through]
+    found = [f"{host.where}: a default route leads through {link}" for host in hosts if host.is_routed(link)]
     listens = ip_address(api)
-    if listens in link.network or listens.is_unspecified:
+    if listens in link or listens.is_unspecified:
         found.append(f"here: clients are served at {api}, which is on the link, too")
     if found and not shared:
         raise HostError(
-            f"{link.network} is no network of the machines' own: {'; '.join(found)}. torch's ports there ask nobody "
-            "for a key, and who reaches them can run code in the containers",
+            f"{link} is no network of the machines' own: {'; '.join(found)}. torch's ports there ask nobody for a key, "
+            "and who reaches them can run code in the containers",
             next_step="a cable between the machines with addresses of its own, and --link; --shared-link takes it as "
             "it is",
         )
-    return [f"warning: {one}; torch's ports are open to whoever is there (--shared-link)" for one in found]
+    for one in found:
+        say(f"warning: {one}; torch's ports are open to whoever is there (--shared-link)")

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sparkpin.core.errors import EngineError, IntegrityError, SparkpinError
+from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
-from sparkpin.host.containers import Container, NotFound
+from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.ssh import owner
 from sparkpin.pins.nodes import NodeRank
 from sparkpin.pins.nodes import nodes_of as nodes_in
-from sparkpin.releases import compile_caches
-from sparkpin.releases.container import CACHE_LABEL, HOME_LABEL, Node
+from sparkpin.releases.container import HOME_LABEL, Node
 from sparkpin.releases.inside import STAYS_DOWN
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import crash_facts, launch, nodes
@@ -80,22 +78,17 @@ def create(engine: Engine, name: str, wanted: LaunchOrder, checked: Checked | No
     """A container on each machine, none of them started. What was made is gone again when one cannot be."""
     if checked is None:
         return launch.create(engine, name, wanted, volume=name, folder=folder)
-    group, made = secrets.token_hex(8), dict[int, Container]()
-
-    def make(rank: int) -> None:
-        machine, order = checked.machines[rank], order_of(wanted, checked, rank, group)
-        own_name, volume = (f"{name}-{group}-{rank}", None) if rank else (name, name)
-        with machine.errors():
-            made[rank] = launch.create(machine.engine, own_name, order, volume=volume, folder=folder)
-
-    try:
-        each(range(len(checked.machines)), make)
-    except BaseException:
-        for container in made.values():
-            with contextlib.suppress(SparkpinError):
-                launch.remove(container)
-        raise
-    return Linked(made[0], [(machine, made[rank]) for rank, machine in enumerate(checked.machines) if rank])
+    group, made = secrets.token_hex(8), list[tuple[Machine, Container]]()
+    with contextlib.ExitStack() as undo:
+        for rank, machine in enumerate(checked.machines):
+            order = order_of(wanted, checked, rank, group)
+            own_name, volume = (f"{name}-{group}-{rank}", None) if rank else (name, name)
+            with machine.errors():
+                container = launch.create(machine.engine, own_name, order, volume=volume, folder=folder)
+            undo.callback(launch.remove, container)
+            made.append((machine, container))
+        undo.pop_all()
+    return Linked(made[0][1], made[1:])
 
 
 def order_of(wanted: LaunchOrder, checked: Checked, rank: int, group: str) -> LaunchOrder:
@@ -116,7 +109,7 @@ def order_of(wanted: LaunchOrder, checked: Checked, rank: int, group: str) -> La
         wanted,
         release=replace(release, env={**release.env, **env}),
         checkpoint=checkpoint,
-        memory=checked.rooms[rank].limit,
+        memory=checked.limits[rank],
         labels=labels,
         node=node,
     )
@@ -125,8 +118,8 @@ def order_of(wanted: LaunchOrder, checked: Checked, rank: int, group: str) -> La
 def node_at(checked: Checked, rank: int) -> tuple[Node, dict[str, str]]:
     """The container of one machine, and what it adds to the release's environment: NCCL takes every device that it
     finds, those of other networks, too, unless it is told."""
-    faces, devices = checked.link.interfaces, checked.link.rdma[rank]
-    place = NodeRank(rank, faces[rank].address, faces[0].address, faces[rank].name)
+    own, devices = checked.faces[rank], checked.faces[rank].rdma
+    place = NodeRank(rank, own.address, checked.faces[0].address, own.name)
     env = {"NCCL_IB_HCA": "=" + ",".join(devices)} if devices else {"NCCL_IB_DISABLE": "1"}
     if devices[1:]:
         env["NCCL_IB_MERGE_NICS"] = "1"
@@ -162,41 +155,32 @@ def group_of(container: Container, machines: Sequence[Machine]) -> list[tuple[Ma
     return [(machine, one) for machine in machines for one in with_labels(machine, group)]
 
 
-def rejoined(
-    connections: contextlib.ExitStack, old: Container | None, machines: Sequence[Machine], recipe: str, home: str
-) -> Container | None:
-    """A server with its containers on other machines; the same where it has none. What no server here belongs to is
-    removed there: a killed run left it.
-
-    machines: those that are connected already; the others of the server are tried.
-    """
-    its, others = nodes_of(old), [machine for machine in machines if machine.where != HERE]
-    more = [url for url in (its.urls if its else ()) if url not in [machine.where for machine in others]]
-    found, away = connections.enter_context(reached(more))
-    for url, error in away.items():
-        say(f"warning: {url} is away, and its container of {recipe} stays: {error.message}")
-    others += found
-    peers = group_of(old, others) if old is not None and its else []
-    for machine in others:
-        for one in with_labels(machine, {OWNER_LABEL: owner(home), RECIPE_LABEL: recipe}):
-            if one.id not in [peer.id for _, peer in peers]:
-                with machine.errors():
-                    launch.remove(one)
-    return Linked(old, peers) if old is not None and its else old
-
-
 @contextlib.contextmanager
 def elsewhere(
     paths: Paths, recipe: str | None, servers: Sequence[Container]
 ) -> Iterator[list[tuple[Machine, Container]]]:
     """The containers on other machines of a recipe, or of all of this home's. Machines that are away are told."""
-    known = [nodes.kept(paths, name) for name in nodes.recipes_kept(paths) if recipe in (None, name)]
-    known += [nodes_of(server) for server in servers]
-    with reached(list(dict.fromkeys(url for one in known if one for url in one.urls))) as (machines, away):
+    own = {url for server in servers if (its := nodes_of(server)) for url in its.urls}
+    with reached(sorted(own.union(nodes.urls_kept(paths, recipe)))) as (machines, away):
         for url, error in away.items():
             say(f"warning: {url} is away ({error.message}): what is there goes with the next `invoke stop`")
         labels = {OWNER_LABEL: owner(str(paths.home))} | ({RECIPE_LABEL: recipe} if recipe else {})
         yield [(machine, one) for machine in machines for one in with_labels(machine, labels)]
+
+
+def rejoined(
+    connections: contextlib.ExitStack, paths: Paths, recipe: str, server: Container | None
+) -> Container | None:
+    """A recipe's server with its containers on other machines; the same where it has none. What no server here belongs
+    to is removed there: a killed run left it."""
+    group, peers = server.labels.get(GROUP_LABEL) if server else None, []
+    for machine, one in connections.enter_context(elsewhere(paths, recipe, [server] if server else [])):
+        if group and one.labels[GROUP_LABEL] == group:
+            peers.append((machine, one))
+        else:
+            with machine.errors():
+                launch.remove(one)
+    return Linked(server, peers) if server and group else server
 
 
 def stays_down(other: Container) -> bool:
@@ -239,38 +223,22 @@ def require_there(paths: Paths, release: Release) -> None:
             nodes.require_model(machine, release)
 
 
-@dataclass(frozen=True)
-class NodeState:
-    """Another machine of a server. state: Docker's word for the container there, "down" where it has failed too often,
-    "gone" where there is none, "away" where the machine does not answer, and why then."""
-
-    where: str
-    state: str
-    restarts: int = 0
-    why: str = ""
-
-    @property
-    def text(self) -> str:
-        again = f", restarts {self.restarts}" if self.restarts else ""
-        return f"{self.where}: {self.state}{again}" + (f" ({self.why})" if self.why else "")
-
-
-def states(container: Container | None) -> list[NodeState]:
-    """Of the other machines of a server, asked now and for a few seconds at most."""
+def states(container: Container | None) -> dict[str, str]:
+    """Of the other machines of a server, by URL, asked now and for a few seconds at most: Docker's word for the
+    container there, "down" where it has failed too often, "gone" where there is none, "away" and why where the machine
+    does not answer."""
     its = nodes_of(container)
     if container is None or its is None:
-        return []
+        return {}
     with reached(its.urls) as (machines, away):
-        found = {url: NodeState(url, "away", why=error.message) for url, error in away.items()}
+        found = {url: f"away: {error.message}" for url, error in away.items()}
         for machine in machines:
-            found[machine.where] = NodeState(machine.where, "gone")
             try:
-                for _, one in group_of(container, [machine]):
-                    state = "down" if stays_down(one) else one.status
-                    found[machine.where] = NodeState(machine.where, state, int(one.attrs.get("RestartCount", 0)))
+                every = [one for _, one in group_of(container, [machine])]
+                found[machine.where] = "down" if any(map(stays_down, every)) else every[0].status if every else "gone"
             except SparkpinError as error:  # it answered at first, and not any more
-                found[machine.where] = NodeState(machine.where, "away", why=error.message)
-    return [found[url] for url in its.urls[1:]]
+                found[machine.where] = f"away: {error.message}"
+    return {url: found[url] for url in its.urls[1:]}
 
 
 def freed_by(paths: Paths, server: Container) -> dict[str, int]:
@@ -283,38 +251,3 @@ def freed_by(paths: Paths, server: Container) -> dict[str, int]:
         release = Releases(paths).get(server.labels.get(RELEASE_LABEL, ""))
         planned = memory_limit.plan_of(paths, release).needed
     return dict.fromkeys(its.urls if its else (HERE,), planned)
-
-
-def drop_volumes(paths: Paths, removed: Sequence[Release], remaining: Sequence[Release]) -> None:
-    """Remove checkpoints and caches of releases that go from the machines that their recipes are served on; their
-    images stay. What a container has stays, and what other releases need. A machine that is away is told of, with the
-    command."""
-    from sparkpin.releases.volumes import require_own  # slow to import
-
-    needed = {name for one in remaining for name in volumes_of(one)}
-    for recipe in nodes.recipes_kept(paths):
-        going = [one for one in removed if one.recipe == recipe and nodes_in(one.argv) > 1]
-        names = {name: label for one in going for name, label in volumes_of(one).items() if name not in needed}
-        its = nodes.kept(paths, recipe) if names else None
-        with reached(its.urls if its else ()) as (machines, away):
-            for url in away:
-                say(f"{url} is away, and keeps: {', '.join(names)}; docker -H {url} volume rm removes them")
-            for machine, (name, label) in itertools.product(machines, names.items()):
-                try:
-                    with machine.errors(), contextlib.suppress(NotFound):
-                        volume = machine.engine.client.volumes.get(name)
-                        require_own(name, volume.attrs, *label)
-                        volume.remove()
-                        say(f"removed {name} at {machine.where}")
-                except (EngineError, IntegrityError) as error:
-                    say(f"kept {name}: {error.message}")
-
-
-def volumes_of(release: Release) -> dict[str, tuple[str, str]]:
-    """Names of the volumes that a release has on another machine, each with the value and the name of its label."""
-    from sparkpin.releases import volumes  # slow to import
-
-    return {
-        volumes.volume_name(release.checkpoint_key): (release.checkpoint_key, volumes.LABEL),
-        compile_caches.volume_name(release.build_key): (release.image, CACHE_LABEL),
-    }

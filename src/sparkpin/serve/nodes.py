@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from pydantic import TypeAdapter
 
@@ -29,11 +29,8 @@ from sparkpin.releases.current import GoneError
 from sparkpin.releases.record import Release
 from sparkpin.serve import inside_link
 from sparkpin.serve import link as links
-from sparkpin.serve.link import HostFacts, Link
+from sparkpin.serve.link import HostFacts, Interface
 from sparkpin.serve.ports import listeners
-
-if TYPE_CHECKING:
-    from sparkpin.serve.memory_limit import Room  # slow to import, and `status` plans nothing
 
 HERE = "here"
 NODES_FILE = ".nodes.json"
@@ -121,9 +118,11 @@ def kept(paths: Paths, recipe: str) -> Nodes | None:
         raise InputError(f"{path}: {error}", next_step=f"rm {path}, then invoke serve --nodes ...") from None
 
 
-def recipes_kept(paths: Paths) -> list[str]:
-    """Those that were last served on several machines."""
-    return sorted(path.name.removesuffix(NODES_FILE) for path in (paths.home / "serve").glob(f"*{NODES_FILE}"))
+def urls_kept(paths: Paths, recipe: str | None) -> list[str]:
+    """Of the machines that a recipe was last served on, or any was."""
+    files = (paths.home / "serve").glob(f"{recipe or '*'}{NODES_FILE}")
+    found = [kept(paths, path.name.removesuffix(NODES_FILE)) for path in files]
+    return sorted({url for its in found if its for url in its.urls})
 
 
 def keep(paths: Paths, recipe: str, nodes: Nodes) -> None:
@@ -158,21 +157,17 @@ def reached(
     urls: Sequence[str], seconds: int = SHORT_SECONDS
 ) -> Iterator[tuple[list[Machine], dict[str, SparkpinError]]]:
     """Those other machines that answer within some seconds, and why each of the rest does not."""
-    machines: dict[str, Machine] = {}
-    away: dict[str, SparkpinError] = {}
+    machines, away = list[Machine](), dict[str, SparkpinError]()
     with contextlib.ExitStack() as stack:
-
-        def enter(url: str) -> None:
+        for url in urls:
             try:
-                engine = stack.enter_context(engine_at(url, seconds=seconds))
-                engine.client.api.timeout = 2 * seconds
-                machines[url] = Machine(url, engine)
+                if url != HERE:
+                    engine = stack.enter_context(engine_at(url, seconds=seconds))
+                    engine.client.api.timeout = 2 * seconds
+                    machines.append(Machine(url, engine))
             except SparkpinError as error:
                 away[url] = error
-
-        others = [url for url in urls if url != HERE]
-        each(others, enter)
-        yield [machines[url] for url in others if url in machines], away
+        yield machines, away
 
 
 @contextlib.contextmanager
@@ -233,12 +228,12 @@ def examined(machine: Machine, release: Release, checkpoint: Path | str) -> Host
 
 @dataclass(frozen=True)
 class Checked:
-    """Machines that can serve a release together. link: between them; rooms: memory on each."""
+    """Machines that can serve a release together. faces: of the link between them; limits: bytes of memory on each."""
 
     nodes: Nodes
     machines: tuple[Machine, ...]
-    link: Link
-    rooms: tuple[Room, ...]
+    faces: tuple[Interface, ...]
+    limits: tuple[int, ...]
 
 
 def check(
@@ -268,21 +263,23 @@ def check(
                 f"{one.where}: the checkpoint's record: got SHA-256 {one.record}, expected {facts[0].record} as here",
                 next_step=f"remove the volume there, then invoke export {release.tag} {one.where} --with-checkpoint",
             )
-    link = links.choose(facts, nodes.link)
+    faces = links.choose(facts, nodes.link)
+    network = faces[0].place.network
     if uses_gpu(paths, release):
         links.require_same_gpus(facts)
-    for line in links.require_own(facts, link, api, shared=nodes.shared):
-        say(line)
-    say(f"link {link.text}")
-    rooms = tuple(memory_limit.room_for(paths, machine.engine, release, checkpoint) for machine in machines)
-    for one, room in zip(facts, rooms, strict=True):
+    links.require_own(facts, network, api, shared=nodes.shared)
+    say(f"link {links.listed(faces)}; RDMA by {', '.join(faces[0].rdma) or 'no device: TCP'}")
+    limits = []
+    for machine, one in zip(machines, facts, strict=True):
+        room = memory_limit.room_for(paths, machine.engine, release, checkpoint)
         try:
             memory_limit.require_room(room, release, one.memory_available, freed.get(one.where, 0))
         except HostError as error:
             raise HostError(f"{one.where}: {error.message}", next_step=error.next_step) from None
+        limits.append(room.limit)
     if HERE not in freed and listeners(STORE_PORT):
         raise BusyError(
             f"here: port {STORE_PORT} is taken: a machine serves one such model at a time",
             next_step="invoke stop of the other one, or of its smoke test; ss -ltnp says who has it",
         )
-    return Checked(replace(nodes, link=str(link.network)), machines, link, rooms)
+    return Checked(replace(nodes, link=str(network)), machines, faces, tuple(limits))

@@ -24,7 +24,6 @@ from sparkpin.releases.container import HOME_LABEL, log_of
 from sparkpin.releases.record import Releases
 from sparkpin.serve import crash_facts, keys, linked, load, nodes, unit
 from sparkpin.serve.address import Address, AddressOptions, endpoint
-from sparkpin.serve.linked import NodeState
 from sparkpin.serve.nodes import HERE
 from sparkpin.serve.postmortem import last_life, report
 from sparkpin.serve.served import (
@@ -62,7 +61,11 @@ def status(paths: Paths, engine: Engine, *, as_json: bool) -> None:
     others = {served.container: linked.states(found[served.container]) for served in every}
     if as_json:
         rows = [
-            {**asdict(served), "url": served.url, "nodes": [asdict(other) for other in others[served.container]]}
+            {
+                **asdict(served),
+                "url": served.url,
+                "nodes": [{"where": url, "state": state} for url, state in others[served.container].items()],
+            }
             for served in every
         ]
         terminal.show_json(rows)
@@ -86,11 +89,13 @@ def show_all(
     paths: Paths,
     every: Sequence[Served],
     found: Mapping[str, Container | None],
-    others: Mapping[str, Sequence[NodeState]],
+    others: Mapping[str, Mapping[str, str]],
 ) -> None:
     terminal.table(COLUMNS, [row(paths, served, found[served.container]) for served in every])
     for served in every:
-        more = [f"rank {rank} at {one.text}" for rank, one in enumerate(others[served.container], 1)]
+        more = [
+            f"rank {rank} at {url}: {state}" for rank, (url, state) in enumerate(others[served.container].items(), 1)
+        ]
         more += [f"started again {terminal.count(served.restarts, 'time')}"] if served.restarts else []
         more += [f"open besides: {', '.join(served.allow)}"] if served.allow else []
         more += [f"limits: {', '.join(f'{n}={v}' for n, v in served.limits.items())}"] if served.limits else []

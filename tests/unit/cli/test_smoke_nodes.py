@@ -56,10 +56,9 @@ def test_the_machines_of_a_smoke_test(paths: Paths, monkeypatch: pytest.MonkeyPa
 def test_each_container_gets_what_its_machine_has(
     paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    faces = [SimpleNamespace(address=f"10.0.0.{n}", name=f"eth{n}") for n in (1, 2)]
+    faces = [SimpleNamespace(address=f"10.0.0.{n}", name=f"eth{n}", rdma=(f"r{n}",)) for n in (1, 2)]
     machines = [nodes.Machine(url, SimpleNamespace()) for url in KEPT.urls]  # type: ignore[arg-type]
-    link = SimpleNamespace(interfaces=faces, rdma=[("r1",), ("r2",)])
-    checked: Any = SimpleNamespace(link=link, machines=machines)
+    checked: Any = SimpleNamespace(faces=faces, machines=machines)
     places = [smoke.place_of(checked, rank, PAIR, tmp_path) for rank in range(2)]
     made: list[dict[str, Any]] = []
 

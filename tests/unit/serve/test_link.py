@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from heard import heard
 
 from sparkpin.core.errors import HostError, InputError
 from sparkpin.serve import inside_link
@@ -43,25 +44,25 @@ THERE = replace(
 @pytest.mark.parametrize("wanted", ["enp1s0f0np0", "10.0.0.0/24"])
 def test_a_link_by_interface_or_network(wanted: str) -> None:
     link = choose([HERE, THERE], wanted)
-    assert [face.name for face in link.interfaces] == ["enp1s0f0np0", "enp9"]
-    assert [face.address for face in link.interfaces] == ["10.0.0.1", "10.0.0.2"]
+    assert [face.name for face in link] == ["enp1s0f0np0", "enp9"]
+    assert [face.address for face in link] == ["10.0.0.1", "10.0.0.2"]
     # Both halves of the port, and not the other port; where one machine lacks the half, one half on each.
-    assert link.rdma == (("rocep1s0f0", "roceP2p1s0f0"),) * 2
+    assert [face.rdma for face in link] == [("rocep1s0f0", "roceP2p1s0f0")] * 2
     without = replace(THERE, interfaces=THERE.interfaces[:2])
-    assert choose([HERE, without], wanted).rdma == (("rocep1s0f0",),) * 2
+    assert [face.rdma for face in choose([HERE, without], wanted)] == [("rocep1s0f0",)] * 2
     none = replace(THERE, interfaces=(moved(CABLE, name="enp9", rdma=()),))
-    assert choose([HERE, none], wanted).rdma == ((), ())
-    assert require_own([HERE, THERE], link, "127.0.0.1", shared=False) == []
+    assert [face.rdma for face in choose([HERE, none], wanted)] == [(), ()]
+    require_own([HERE, THERE], link[0].place.network, "127.0.0.1", shared=False)
     require_same_gpus([HERE, THERE])
 
 
 def test_a_link_that_nobody_named() -> None:
     only = [replace(HERE, interfaces=(CABLE, ETH)), replace(THERE, interfaces=THERE.interfaces[:2])]
-    assert choose(only, None).interfaces[0] == CABLE
+    assert choose(only, "")[0] == CABLE
     with pytest.raises(InputError, match="got 2 networks"):
-        choose([HERE, THERE], None)  # the twin's network, too
+        choose([HERE, THERE], "")  # the twin's network, too
     with pytest.raises(InputError, match=r"got 0 networks.*eth0, 192.0.2.0/24"):
-        choose([replace(one, interfaces=one.interfaces[1:]) for one in only], None)
+        choose([replace(one, interfaces=one.interfaces[1:]) for one in only], "")
 
 
 def test_a_link_that_is_not_there() -> None:
@@ -96,10 +97,11 @@ def test_gpus_of_two_kinds_are_refused(there: dict[str, Any]) -> None:
 )
 def test_a_network_that_others_may_be_on(here: dict[str, Any], there: dict[str, Any], api: str) -> None:
     hosts = [replace(HERE, **here), replace(THERE, **there)]
-    link = choose(hosts, CABLE.name)
+    link, told = choose(hosts, CABLE.name)[0].place.network, heard()
     with pytest.raises(HostError):
         require_own(hosts, link, api, shared=False)
-    assert len(require_own(hosts, link, api, shared=True)) == 1
+    require_own(hosts, link, api, shared=True)
+    assert len(told) == 1
 
 
 def test_what_is_read_of_a_spark(tmp_path: Path) -> None:
@@ -116,16 +118,16 @@ def test_what_is_read_of_a_spark(tmp_path: Path) -> None:
         f"{'0' * 32} 00 {'0' * 32} 00 {'0' * 32} ffffffff 1 0 200200 lo\n",
         "proc/driver/nvidia/gpus/000f:01:00.0/information": "Model: \t\t NVIDIA GB10\nIRQ:   \t\t 77\n",
         "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.95.05  Release\n",
+        "proc/meminfo": "MemTotal:       125000000 kB\nMemAvailable:   2048 kB\n",
+        "sys/class/net/lo/operstate": "unknown\n",
+        "model/sparkpin.json": "{}",
     }.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert inside_link.rdma(tmp_path, "enp1") == ["rocep1s0f0"] and inside_link.rdma(tmp_path, "eth0") == []
-    assert inside_link.default_routes(tmp_path) == {"eth0", "wlan0"}
-    assert "580.95.05" in inside_link.driver(tmp_path) and inside_link.gpus(tmp_path) == ["NVIDIA GB10"]
-
-
-def test_the_record_of_a_checkpoint(tmp_path: Path) -> None:
-    assert inside_link.record(tmp_path) == ""
-    (tmp_path / "sparkpin.json").write_text("{}")
-    assert inside_link.record(tmp_path) == hashlib.sha256(b"{}").hexdigest()
+    told = inside_link.look(tmp_path, tmp_path / "model")
+    assert told["interfaces"] == [{"name": "lo", "place": "127.0.0.1/255.0.0.0", "up": True, "rdma": []}]
+    assert told["default_routes"] == ["eth0", "wlan0"] and "580.95.05" in told["driver"]
+    assert (told["gpus"], told["memory_available"]) == (["NVIDIA GB10"], 2 << 20)
+    assert told["record"] == hashlib.sha256(b"{}").hexdigest() and inside_link.record(tmp_path) == ""

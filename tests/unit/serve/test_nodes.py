@@ -11,19 +11,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from heard import heard
 
 from sparkpin.core.errors import (
     EngineError,
     HostError,
     InputError,
-    NetworkError,
 )
 from sparkpin.core.paths import Paths
 from sparkpin.host.containers import NotFound
 from sparkpin.releases import volumes as checkpoint_volumes
-from sparkpin.releases.container import CACHE_LABEL
-from sparkpin.releases.volumes import LABEL
 from sparkpin.serve import linked, nodes, waiting
 from sparkpin.serve.nodes import Nodes, NodesOptions
 
@@ -62,55 +58,13 @@ def test_what_does_not_fit_is_refused(options: NodesOptions, known: Nodes | None
 
 def test_the_machines_are_kept(tmp_path: Path) -> None:
     paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
-    assert nodes.kept(paths, "p.1") is None and nodes.recipes_kept(paths) == []
+    assert nodes.kept(paths, "p.1") is None and nodes.urls_kept(paths, None) == []
     nodes.keep(paths, "p.1", KEPT)
-    assert nodes.kept(paths, "p.1") == KEPT and nodes.recipes_kept(paths) == ["p.1"]
+    assert nodes.kept(paths, "p.1") == KEPT and nodes.urls_kept(paths, "p.1") == ["here", "ssh://b"]
+    assert nodes.urls_kept(paths, "p") == [] and nodes.urls_kept(paths, None) == ["here", "ssh://b"]
     nodes.path_of(paths, "p.1").write_text('{"urls": 3}')
     with pytest.raises(InputError, match=r"p\.1\.nodes\.json"):
         nodes.kept(paths, "p.1")
-
-
-class Volumes:
-    """Of an engine that is not there: what is removed, and one that a container has."""
-
-    def __init__(self) -> None:
-        self.left = {"sparkpin-checkpoint-" + letter * 16 for letter in "abcdf"}
-        self.left |= {"sparkpin-cache-" + letter * 12 for letter in "abcdf"}
-
-    def get(self, name: str) -> Any:
-        def remove() -> None:
-            if "c" * 16 in name:
-                raise EngineError("volume is in use")
-            self.left.remove(name)
-
-        if name not in self.left:
-            raise NotFound(name)
-        key = "another" if "f" in name else name[-1] * 64
-        return SimpleNamespace(remove=remove, attrs={"Labels": {CACHE_LABEL if "cache" in name else LABEL: key}})
-
-
-def test_volumes_go_from_other_machines_with_their_releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
-    nodes.keep(paths, "p", Nodes(("here", "ssh://b", "ssh://away")))
-    volumes, said = Volumes(), heard()
-    machine = nodes.Machine("ssh://b", SimpleNamespace(client=SimpleNamespace(volumes=volumes)))  # type: ignore[arg-type]
-
-    @contextlib.contextmanager
-    def reached(urls: tuple[str, ...]) -> Iterator[Any]:
-        assert urls == ("here", "ssh://b", "ssh://away")
-        yield [machine], {"ssh://away": NetworkError("no way")}
-
-    def made(of: Any, letter: str) -> SimpleNamespace:
-        key = letter * 64
-        return SimpleNamespace(**vars(of), checkpoint_key=key, build_key=key, image=key)
-
-    monkeypatch.setattr(linked, "reached", reached)
-    a, b, c, foreign, gone = (made(PAIR, letter) for letter in "abcfe")
-    alone = made(ALONE, "d")
-    linked.drop_volumes(paths, [a, b, c, foreign, gone, alone], [b])  # type: ignore[list-item]
-    assert {name[-1] for name in volumes.left} == {"b", "c", "d", "f"}, "that of another is not ours"
-    assert [name for name in sorted(volumes.left) if "c" * 12 in name] == ["sparkpin-checkpoint-" + "c" * 16]
-    assert any("in use" in line for line in said) and any("ssh://away is away" in line for line in said)
 
 
 class Box:
@@ -237,32 +191,26 @@ def test_a_machine_that_answers_once_and_no_more_is_away(engine: Site, monkeypat
     head = Box(engine, "p", "running", {linked.NODES_LABEL: KEPT.text})
     monkeypatch.setattr(linked, "reached", reached)
     monkeypatch.setattr(linked, "with_labels", partners)
-    (one,) = linked.states(head)  # type: ignore[arg-type]
-    assert (one.state, one.why) == ("away", "Read timed out")
+    assert linked.states(head) == {"ssh://b": "away: Read timed out"}  # type: ignore[arg-type]
 
 
-def test_a_server_keeps_its_machines_whatever_are_named_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine of its own may be away from the new list. What is there of no server goes."""
+def test_a_server_keeps_what_was_made_with_it_and_the_rest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of its own may be away from those that are named now, or stand in another place among them."""
     labels = {linked.GROUP_LABEL: "g", linked.NODES_LABEL: Nodes(("here", "ssh://b", "ssh://c")).text}
     old: Any = SimpleNamespace(labels=labels, attrs={}, client=None, collection=None)
-    groups = {"ssh://b": ["g"], "ssh://c": ["former", "g"]}
-    boxes = {
-        url: [SimpleNamespace(id=url + one, labels={linked.GROUP_LABEL: one}) for one in found]
-        for url, found in groups.items()
-    }
-    there, left = [nodes.Machine(url, SimpleNamespace()) for url in ("here", "ssh://c")], list[str]()  # type: ignore[arg-type]
-    other = nodes.Machine("ssh://b", SimpleNamespace())  # type: ignore[arg-type]
-
-    def with_labels(machine: nodes.Machine, wanted: dict[str, str]) -> list[Any]:
-        return [one for one in boxes[machine.where] if wanted.get(linked.GROUP_LABEL) in (None, *one.labels.values())]
-
-    monkeypatch.setattr(linked, "reached", lambda urls: contextlib.nullcontext(([other], {})))
-    monkeypatch.setattr(linked, "with_labels", with_labels)
-    monkeypatch.setattr(linked.launch, "remove", lambda one: left.append(one.id))
+    b, c = (nodes.Machine(url, SimpleNamespace()) for url in ("ssh://b", "ssh://c"))  # type: ignore[arg-type]
+    made: list[Any] = [
+        (machine, SimpleNamespace(id=group, labels={linked.GROUP_LABEL: group, linked.RANK_LABEL: rank}))
+        for machine, group, rank in ((c, "killed", "1"), (b, "g", "1"), (c, "g", "2"))
+    ]
+    removed = list[str]()
+    monkeypatch.setattr(linked, "elsewhere", lambda *_: contextlib.nullcontext(made))
+    monkeypatch.setattr(linked.launch, "remove", lambda one: removed.append(one.id))
     with contextlib.ExitStack() as stack:
-        whole: Any = linked.rejoined(stack, old, there, "r", "h")
-    assert {machine.where for machine, _ in linked.peers_of(whole)} == {"ssh://b", "ssh://c"}
-    assert left == ["ssh://cformer"]
+        whole: Any = linked.rejoined(stack, None, "r", old)  # type: ignore[arg-type]
+        assert linked.peers_of(whole) == tuple(made[1:]) and removed == ["killed"]
+        assert linked.rejoined(stack, None, "r", None) is None  # type: ignore[arg-type]
+    assert removed == ["killed", "killed", "g", "g"], "of no server"
 
 
 def test_a_server_gives_back_what_its_plan_has_on_its_own_machines(tmp_path: Path) -> None:
