@@ -30,7 +30,7 @@ from sparkpin.build.record import read_record
 from sparkpin.core.files import PARTIAL
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import UNSEALED
-from sparkpin.distribute.export import BundleParts, export
+from sparkpin.distribute.export import export
 from sparkpin.fetch.store import Store
 from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests
@@ -132,8 +132,7 @@ def test_rollback(source: Source, record_property: Callable[[str, object], None]
 
 def test_import(source: Source, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     bundle, paths = tmp_path / "release.tar", source.elsewhere(tmp_path)
-    parts = BundleParts(store=True, checkpoint=True)
-    export(source.paths, lambda: source.engine, source.release, bundle, parts)
+    export(source.paths, source.engine, source.release, bundle, store=True)
     with engine_with_url() as (engine, _):
 
         def nothing_here() -> None:
@@ -190,7 +189,7 @@ def test_the_secrets_of_the_environment_go_nowhere(
     changed_mod(source)
     said = command(paths, engine, "build", "--recipe", NAME).done()
     tag = Releases(paths).of_recipe(NAME)[-1].tag
-    said += command(paths, engine, "export", tag, str(bundle), "--with-store", "--with-checkpoint").done()
+    said += command(paths, engine, "export", tag, str(bundle), "--with-store").done()
     image = engine.client.images.get(tag)
     saved = tmp_path / "image.tar"
     subprocess.run(["docker", "save", "-o", saved, tag], env=dict(engine.host), check=True)

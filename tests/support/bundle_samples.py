@@ -19,7 +19,7 @@ from sparkpin.distribute import export, layout, signing
 from sparkpin.distribute.layout import Row
 from sparkpin.distribute.signing import Keys
 from sparkpin.image import oci
-from sparkpin.image.archive import BLOCK, END, Slice
+from sparkpin.image.archive import BLOCK, END
 from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.listing import contents_of, write_contents
 from sparkpin.image.oci import digest_of
@@ -50,11 +50,10 @@ def layers_of(sample: Sample) -> dict[str, bytes]:
 
 
 def write_sample(sample: Sample, target: Path) -> Path:
-    """A bundle with the image, as `export` writes it from the layers that an engine gave it."""
-    release, records = sample.release, sample.records
-    sources = export.row_sources(sample.paths, release, records, export.BundleParts())
-    layers = {diff_id: Slice(io.BytesIO(tar), 0, len(tar)) for diff_id, tar in layers_of(sample).items()}
-    export.write(target, export.layout_of(release, records, sources, layers))
+    """A bundle, as `export` writes it from the layers that an engine gave it."""
+    rows = export.rows_of(sample.paths, sample.release, sample.records)
+    layers = {diff_id: layout.slice_of(tar) for diff_id, tar in layers_of(sample).items()}
+    layout.write(target, export.layout_of(sample.release, sample.records, rows, layers))
     return target
 
 
@@ -117,16 +116,6 @@ def changed(manifest: bytes, change: Callable[[dict[str, Any]], object]) -> byte
 def members_of(data: bytes) -> dict[str, bytes]:
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
         return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
-
-
-def with_checkpoint(parts: Parts, sample: Sample, files: list[str], data: bytes = b"x") -> Parts:
-    """With a finished checkpoint, all of whose files have the same bytes."""
-    row = {"size": len(data), "sha256": sha256(data)}
-    value = {"model": sample.release.model, "key": sample.release.checkpoint_key, "files": dict.fromkeys(files, row)}
-    other = parts.copy()
-    other.members[layout.CHECKPOINT] = json.dumps(value).encode()
-    other.members[layout.CHECKPOINTS + sha256(data)] = data
-    return other
 
 
 def without_evidence(parts: Parts) -> Parts:

@@ -24,8 +24,9 @@ from sparkpin.build.pair import Pairing, pair
 from sparkpin.build.record import BuildInput, BuildRecord, ContextFile, LayerRecord, records_of, write_record
 from sparkpin.core.paths import Paths
 from sparkpin.distribute import statement
+from sparkpin.distribute.layout import slice_of
 from sparkpin.distribute.materials import Material
-from sparkpin.distribute.verify import Claimed, slice_of
+from sparkpin.distribute.verify import Claimed
 from sparkpin.host.images import ImageInfo
 from sparkpin.image.archive import Slice
 from sparkpin.image.layer_tar import read_layer

@@ -12,14 +12,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from sparkpin.build.record import BuildRecord, is_imported, records_of
 from sparkpin.checkpoint.content import Hashes, check_content, is_complete, is_made_here
 from sparkpin.core.errors import CheckpointError, IntegrityError
+from sparkpin.core.models import StrictModel
 from sparkpin.core.names import is_plain
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import tag_of
 from sparkpin.image.oci import digest_of
-from sparkpin.releases.record import Release, Releases, release_key
+from sparkpin.releases.record import Release, Releases, read_optional, release_key
 
 IMPORTS = "imports.json"  # in a release's evidence: the bundles that it came from
 Hashing = Callable[[Path], object]  # gets each file that is hashed
@@ -36,11 +39,30 @@ def is_from_elsewhere(paths: Paths, release: Release) -> bool:
     return is_brought(paths, release) or any(is_imported(paths, record) for record in records_of(paths, release))
 
 
+class Import(StrictModel):
+    """A bundle that a release came from. checks: the lines of its verification."""
+
+    file: str
+    with_statement: bool
+    with_store: bool
+    checks: list[str]
+    time: str
+
+
+IMPORTS_FILE = TypeAdapter(list[Import])
+
+
+def imports_of(paths: Paths, release: Release) -> list[Import]:
+    """None of a release that was built here. ManifestError for what is no list of them."""
+    path = Releases(paths).evidence(release) / IMPORTS
+    step = f"echo [] > {path}; then import its bundle again"  # without the file it would count as built here
+    return read_optional(path, IMPORTS_FILE, next_step=step) or []
+
+
 def has_statement(paths: Paths, release: Release) -> bool:
     """Whether whoever made the release left a statement: every build does; a bundle may have come without one."""
-    file = Releases(paths).evidence(release) / IMPORTS
-    rows = json.loads(file.read_bytes()) if file.is_file() else [{}]
-    return not all(isinstance(row, dict) and row.get("with_statement") is False for row in rows)
+    rows = imports_of(paths, release)
+    return not rows or any(row.with_statement for row in rows)
 
 
 def ready_checkpoint(paths: Paths, release: Release) -> Path | None:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from sparkpin.cli.options import Authority
 from sparkpin.cli.tasks import task
 from sparkpin.core.errors import InputError
-from sparkpin.core.files import output_file
+from sparkpin.core.files import atomic_folder, output_file
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import count, show, size
 from sparkpin.distribute import engines, registry, take_in
@@ -21,7 +21,7 @@ from sparkpin.releases.volumes import volume_name
 
 Kind = Literal["file", "registry", "engine"]
 FITS: Mapping[Kind, tuple[str, ...]] = {
-    "file": ("--with-store", "--with-checkpoint", "--no-image", "--require-signature"),
+    "file": ("--with-store", "--require-signature"),
     "registry": ("--redistribute", "--ca", "--unsigned"),
     "engine": ("--with-checkpoint", "--deep"),
 }
@@ -49,8 +49,7 @@ def export(
     with_store: Annotated[
         bool, "file: with every wheel, package and model file, to build image and checkpoint again offline"
     ] = False,
-    with_checkpoint: Annotated[bool, "file, engine: with the finished checkpoint, to serve it offline"] = False,
-    no_image: Annotated[bool, "file: records and inputs only, for a machine that has the image"] = False,
+    with_checkpoint: Annotated[bool, "engine: and its checkpoint, into a volume there"] = False,
     redistribute: Annotated[
         bool, "registry: whoever reads there may have its NVIDIA wheels (docs/registry.md)"
     ] = False,
@@ -59,10 +58,10 @@ def export(
 ) -> None:
     """Write a release to a file, a registry or another engine.
 
-    invoke export v2-tq v2-tq.tar --with-checkpoint
+    invoke export v2-tq v2-tq.tar --with-store
     """
     kind = kind_of(place)
-    require_fitting(kind, with_store=with_store, with_checkpoint=with_checkpoint, no_image=no_image)
+    require_fitting(kind, with_store=with_store, with_checkpoint=with_checkpoint)
     require_fitting(kind, redistribute=redistribute, ca=ca, deep=deep)
     paths = Paths.from_env()
     release = Releases(paths).get(tag)
@@ -71,13 +70,21 @@ def export(
     elif kind == "engine":
         to_engine(paths, release, place, checkpoint=with_checkpoint, deep=deep)
     else:
-        wanted = exporting.BundleParts(store=with_store, checkpoint=with_checkpoint, image=not no_image)
-        target = output_file("PLACE", place, like=f"{release.name}.tar")
-        written = exporting.export(paths, lambda: engine_of(paths), release, target, wanted)
-        show(f"{place}: {release.tag}, {size(written)}")
-        if not with_store and not with_checkpoint:
-            show("without its checkpoint, which the other machine makes (offline: --with-store or --with-checkpoint)")
-        show(f"next, on the other machine: invoke import {Path(place).name}")
+        to_file(paths, release, place, store=with_store)
+
+
+def to_file(paths: Paths, release: Release, place: str, *, store: bool) -> None:
+    """A place that ends with a slash is a folder."""
+    engine, target = engine_of(paths), output_file("PLACE", place, like=f"{release.name}.tar")
+    if place.endswith("/"):
+        with atomic_folder(target) as folder:
+            written = exporting.export(paths, engine, release, folder, store=store)
+    else:
+        written = exporting.export(paths, engine, release, target, store=store)
+    show(f"{place}: {release.tag}, {size(written)}")
+    if not store:
+        show("the other machine fetches what its checkpoint is made of (--with-store: it needs no network)")
+    show(f"next, on the other machine: invoke import {Path(place).name}")
 
 
 def to_registry(paths: Paths, release: Release, place: Registry, *, agreed: bool) -> None:
@@ -95,7 +102,7 @@ def to_engine(paths: Paths, release: Release, url: str, *, checkpoint: bool, dee
     show(f"{release.tag} is at {url}: sent {count(sent.sent, 'layer')}, {size(sent.bytes)}; {sent.there} were there")
     if carried:
         show(f"in volume {volume_name(release.checkpoint_key)} there: {count(carried.sent, 'file')} of its checkpoint")
-    show(f"next, for its record: invoke export {release.tag} FILE --no-image, and there: invoke import FILE")
+    show(f"next, for its record: invoke export {release.tag} FILE, and there: invoke import FILE")
 
 
 @task("prove and carry")

@@ -16,8 +16,7 @@ from typing import BinaryIO, cast
 
 from sparkpin.build.pair import require_no_secrets
 from sparkpin.build.record import BuildRecord
-from sparkpin.checkpoint.content import RECORD
-from sparkpin.core.errors import InputError
+from sparkpin.core.files import sha256_of
 from sparkpin.core.names import is_plain
 from sparkpin.core.tags import image_ref, is_internal
 from sparkpin.core.terminal import say, size
@@ -28,7 +27,7 @@ from sparkpin.distribute.signing import Keys
 from sparkpin.distribute.verify import Claimed, pins_of
 from sparkpin.image import oci
 from sparkpin.image.archive import Slice
-from sparkpin.image.layer_tar import DEVICES, HARDLINK, SYMLINK, CanonicalLayer, Member, parents, read_layer
+from sparkpin.image.layer_tar import DEVICES, HARDLINK, SYMLINK, Member, parents, read_layer
 from sparkpin.image.listing import ENTRIES, Contents, contents_of
 from sparkpin.image.seal import image_config
 from sparkpin.pins import manifests
@@ -44,9 +43,8 @@ UNCOVERED = "which files may be executed, times and sizes"
 
 @dataclass(frozen=True)
 class Bundle:
-    """source: a file or a place in a registry; data: title of a row -> bytes; parts: the files that are no records;
-    image: its layers, None where it stayed behind; layers: diff ID -> tar, of those that came; listings: diff ID ->
-    what the layer holds.
+    """source: where it lies; data: title of a row -> bytes; parts: the files that are no records; image: its layers;
+    layers: diff ID -> tar, of those that came; listings: diff ID -> what the layer holds.
     """
 
     source: str
@@ -55,7 +53,7 @@ class Bundle:
     records: tuple[BuildRecord, ...]
     parts: tuple[Part, ...]
     checks: tuple[verify.Check, ...]
-    image: Sequence[oci.OciLayer] | None = None
+    image: Sequence[oci.OciLayer]
     layers: Mapping[str, Slice] = dataclasses.field(default_factory=dict)
     listings: Mapping[str, Contents] = dataclasses.field(default_factory=dict)
 
@@ -63,90 +61,66 @@ class Bundle:
     def has_store(self) -> bool:
         return any(title.startswith(layout.STORE) for title in self.data)
 
-    @property
-    def has_checkpoint(self) -> bool:
-        return layout.CHECKPOINT in self.data
-
 
 @contextlib.contextmanager
-def open_bundle(path: Path, keys: Keys | None = None) -> Iterator[Bundle]:
-    """The release in a file, after all of it was verified; nothing is written. keys: as of `read_bundle`.
+def open_bundle(path: Path, keys: Keys | None = None, *, without: Collection[str] = ()) -> Iterator[Bundle]:
+    """The release in a file or in the folder of a layout, after all of it was verified; nothing is written.
 
+    keys: as of `read_bundle`; without: diff IDs of layers that need not be there.
     Raises InputError when no such file can be read, IntegrityError for anything that is not exactly what an export
     writes, DiskError when the pins do not fit into the temporary folder.
     """
-    step = "name the file that `invoke export` wrote"
-    try:
-        file = path.open("rb") if path.is_file() else None  # a pipe without a writer would never open
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}", next_step=step) from None
-    if file is None:
-        raise InputError(f"{path} is no file", next_step=step)
-    with file:
+    with layout.opened(path) as found:
+        say(f"verifying {len(found)} members, {size(sum(member.size for member in found.values()))}")
         with layout.refusing(path):
-            bundle = verified(path, layout.read_archive(file), keys)
+            made, image = layout.read_index(found)
+            bundle = read_bundle(str(path), made, image, found, keys)
+            require_layout(found, made, bundle, without)
+            bundle = with_layers(bundle, found)
         yield bundle
 
 
-def verified(source: Path, found: Mapping[str, Slice], keys: Keys | None = None) -> Bundle:
-    """The release in a whole layout. Refused, and whatever else `refusing` turns into it."""
-    say(f"verifying {len(found)} members, {size(sum(member.size for member in found.values()))}")
-    made, image = layout.read_index(found)
-    bundle = read_bundle(str(source), made, found, image, keys)
-    require_layout(found, made, bundle)
-    return with_layers(bundle, found)
-
-
-def require_layout(found: Mapping[str, Slice], made: bytes, bundle: Bundle) -> None:
+def require_layout(found: Mapping[str, Slice], made: bytes, bundle: Bundle, without: Collection[str]) -> None:
     """Exactly the files of this release and this image, each to the byte."""
     wanted = layout.layout_files(bundle.release.tag, bundle.records[-1].config.encode(), bundle.image, made)
-    digests = [row.digest for row in layout.read_rows(made)] + [layer.digest for layer in bundle.image or ()]
-    if strange := sorted(found.keys() ^ (wanted.keys() | {oci.blob(digest) for digest in digests})):
-        raise Refused(f"{strange[0]} is missing, or is nothing that the release or its image names")
+    digests = {layer.digest for layer in bundle.image}.union(row.digest for row in layout.read_artifact(made).layers)
+    strange = found.keys() ^ (wanted.keys() | set(map(oci.blob, digests)))
+    if strange := strange - set(map(oci.blob, without)):
+        raise Refused(f"{min(strange)} is missing, or is nothing that the release or its image names")
     for name, content in wanted.items():
         if small(found, name) != content:
             raise Refused(f"{name} is not the one that an export writes")
 
 
-def read_bundle(
-    source: str, made: bytes, found: Mapping[str, Slice], image: bytes | None, keys: Keys | None = None
-) -> Bundle:
+def read_bundle(source: str, made: bytes, image: bytes, found: Mapping[str, Slice], keys: Keys | None = None) -> Bundle:
     """What an artifact says, each row compared with the others; without layers. found: file of a layout -> bytes;
     keys: for the signature, those that are configured if None. Refused, and whatever else `refusing` turns into it.
     """
-    rows = layout.read_rows(made)
+    rows = layout.read_artifact(made).layers
     data = layout.rows_data(rows, found)
     release = read_release(small(data, layout.RELEASE))
     records = read_records(data, release)
     require_harmless(release, records)  # first: what follows writes some of the files to a folder of its own
-    texts = {sha256: name for name, sha256 in release.inputs.items() if name.endswith(".yaml")}
-    titles = {name: layout.INPUTS + sha256 for sha256, name in texts.items()}
-    total = sum(data[title].size for title in titles.values() if title in data)
+    texts = {layout.INPUTS + sha256: name for name, sha256 in release.inputs.items() if name.endswith(".yaml")}
+    total = sum(data[title].size for title in texts if title in data)
     if total > verify.PINS_LIMIT:
         raise Refused(f"its YAML files have {total:,} bytes; {verify.PINS_LIMIT:,} are allowed")
-    require_no_secrets({name: small(data, title) for name, title in titles.items() if title in data})
+    require_no_secrets({name: small(data, title) for title, name in texts.items() if title in data})
     evidence = {name: small(data, name) for name in layout.EVIDENCE if name in data}
     claimed = Claimed(release, records, evidence, lambda sha256: data.get(layout.INPUTS + sha256))
     checks = verify.check_evidence(claimed, keys)
     verify.require([check for check in checks if not check.is_trust], release.tag)
-    require_images(release, records)
     with pins_of(release, claimed.project_file) as project:
         demands = check_demands(project, release)
         parts = materials.input_parts(release, records)
         if any(title.startswith(layout.STORE) for title in data):
             parts += materials.stored_parts(records, model_inputs(project, release))
-    if layout.CHECKPOINT in data:
-        parts += materials.checkpoint_parts(release, small(data, layout.CHECKPOINT))
     require_rows(rows, records, parts)
     if made != layout.artifact(release.tag, rows, image):
         raise Refused("the artifact is not the one of this release and this image")
-    config = records[-1].config.encode()
-    layers = None if image is None else layout.read_image(image, release.diff_ids, config)
+    layers = layout.read_image(image, release.diff_ids, records[-1].config.encode())
     verify.require(checks, release.tag)  # last: what lacks trust alone is said to hold
-    checks.append(demands)
-    if layout.CHECKPOINT in data:
-        checks.append(verify.Check(verify.FINISHED, "open", "as its own record names its files; no statement does"))
-    checks.append(verify.Check(verify.UNSIGNED, "open", UNCOVERED))
+    checks += [demands, verify.Check(verify.UNSIGNED, "open", UNCOVERED)]
     return Bundle(source, data, release, records, tuple(parts), tuple(checks), layers)
 
 
@@ -184,16 +158,28 @@ def require_harmless(release: Release, records: Sequence[BuildRecord]) -> None:
     if is_internal(release.recipe):
         raise Refused(f"recipe {release.recipe!r}: such names belong to the images of stages")
     for record in records:
-        what = f"the record of {record.stage!r}"
-        debs = [deb.file for spec in record.root_file_systems for deb in spec.debs]
-        require_names([row.path for row in record.context], what)
-        require_names(debs, what)
-        if folders := [name for name in debs if "/" in name]:
-            raise Refused(f"{what} names a package {folders[0]!r}")
-        with reading(f"configuration of {record.stage}"):
-            env = (json.loads(record.config).get("config") or {}).get("Env")
-            variables = dict(row.split("=", 1) for row in env or ())
-        require_values([], variables, f"configuration of {record.stage}")
+        require_harmless_record(release, record, records[0].platform)
+
+
+def require_harmless_record(release: Release, record: BuildRecord, platform: str) -> None:
+    """Its image has the name and the configuration that a build here would have given it."""
+    what = f"the record of {record.stage!r}"
+    debs = [deb.file for spec in record.root_file_systems for deb in spec.debs]
+    require_names([row.path for row in record.context], what)
+    require_names(debs, what)
+    if folders := [name for name in debs if "/" in name]:
+        raise Refused(f"{what} names a package {folders[0]!r}")
+    ref = image_ref(release.stack, record.stage, record.key)
+    expected = (release.stack, ref, platform)
+    if not STAGE.fullmatch(record.stage) or (record.stack, record.ref, record.platform) != expected:
+        raise Refused(f"{what} is of {record.stack} {record.ref!r} {record.platform}, expected {expected}")
+    os, _, architecture = platform.partition("/")
+    with reading(f"configuration of {record.stage}"):
+        config = json.loads(record.config)["config"]
+        require_values([], dict(row.split("=", 1) for row in config.get("Env") or ()), what)
+        made = image_config(config, os=os, architecture=architecture, diff_ids=record.diff_ids)
+    if made != record.config.encode():
+        raise Refused(f"configuration of {record.stage}: it is not the one of its record's platform and layers")
 
 
 def require_names(names: Collection[str], what: str) -> None:
@@ -209,21 +195,6 @@ def require_names(names: Collection[str], what: str) -> None:
         raise Refused(f"{what}: {min(both)} is a file and a folder")
 
 
-def require_images(release: Release, records: Sequence[BuildRecord]) -> None:
-    """Each record's image has the name and the configuration that a build here would have given it."""
-    platform = records[0].platform
-    os, _, architecture = platform.partition("/")
-    for record in records:
-        ref = image_ref(release.stack, record.stage, record.key)
-        if not STAGE.fullmatch(record.stage) or (record.stack, record.ref) != (release.stack, ref):
-            raise Refused(f"the record of {record.stage!r} names its image {record.ref!r}, expected {ref!r}")
-        with reading(f"configuration of {record.stage}"):
-            config = json.loads(record.config)["config"]
-            made = image_config(config, os=os, architecture=architecture, diff_ids=record.diff_ids)
-        if made != record.config.encode() or record.platform != platform:
-            raise Refused(f"configuration of {record.stage}: it is not the one of its record's platform and layers")
-
-
 def check_demands(project: Path, release: Release) -> verify.Check:
     """The smoke test asks for what the release's own stages ask for: a sender does not decide what proves it."""
     stack = manifests.load_stack(project, release.stack)
@@ -237,13 +208,11 @@ def check_demands(project: Path, release: Release) -> verify.Check:
 
 def require_rows(rows: Sequence[Row], records: Sequence[BuildRecord], parts: Sequence[Part]) -> None:
     """Exactly the rows that the records ask for, each with the hash and size that they name, under harmless names."""
-    for folder in (layout.STORE, layout.CHECKPOINTS):
-        files = dict.fromkeys((part.path, part.sha256) for part in parts if part.folder == folder and part.path)
-        names = [path for path, _ in files]  # once each: two names of a model may be of one repository
-        require_names([*names, RECORD] if folder == layout.CHECKPOINTS else names, folder)
+    stored = dict.fromkeys((part.path, part.sha256) for part in parts if part.path)
+    require_names([path for path, _ in stored], layout.STORE)  # two names of a model may be of one repository
     by_title = {row.title: row for row in rows}
     wanted = {layout.RELEASE, *(f"{layout.IMAGES}{record.key}.json" for record in records)}
-    wanted |= {part.title for part in parts} | (by_title.keys() & {*layout.EVIDENCE, layout.CHECKPOINT})
+    wanted |= {part.title for part in parts} | (by_title.keys() & {*layout.EVIDENCE})
     if strange := sorted(by_title.keys() ^ wanted):
         raise Refused(f"{strange[0]} is {'missing' if strange[0] in wanted else 'not what a record asks for'}")
     for part in parts:
@@ -254,16 +223,14 @@ def require_rows(rows: Sequence[Row], records: Sequence[BuildRecord], parts: Seq
 
 def with_layers(bundle: Bundle, found: Mapping[str, Slice]) -> Bundle:
     """With those layers of the image that came, each compared with its digest and its canonical form. Refused."""
-    if bundle.image is None:
-        return bundle
-    lowest, layers, listings = bundle.release.diff_ids[0], dict[str, Slice](), dict[str, Contents]()
+    layers, listings = dict[str, Slice](), dict[str, Contents]()
     for row in bundle.image:
         tar = found.get(oci.blob(row.digest))
         if tar is None or row.digest in layers:
             continue
         if tar.size != row.size:
             raise Refused(f"layer {row.digest}: the manifest says {row.size:,} bytes, it has {tar.size:,}")
-        listings[row.digest] = check_layer(tar, row.digest, is_lowest=row.digest == lowest)
+        listings[row.digest] = check_layer(tar, row.digest, is_lowest=row.digest == bundle.image[0].digest)
         layers[row.digest] = tar
         if sum(map(len, listings.values())) > ENTRIES:
             raise Refused(f"the layers have more than {ENTRIES:,} entries")
@@ -273,15 +240,20 @@ def with_layers(bundle: Bundle, found: Mapping[str, Slice]) -> Bundle:
 
 def check_layer(tar: Slice, diff_id: str, *, is_lowest: bool) -> Contents:
     """What a layer holds. A tar with names twice, odd headers or anything after its end is not the canonical form of
-    what it holds, so this is computed and compared. Refused.
+    what it holds, so this is computed and compared, besides the bytes that came. Refused.
     """
+    if (got := sha256_of(tar)) != diff_id.removeprefix("sha256:"):
+        raise Refused(f"layer {diff_id}: got other bytes, of sha256:{got}")
     layer = read_layer(cast(BinaryIO, tar), everything=True)
     paths = {member.path for member in layer.members}
     for member in layer.members:
         if fault := fault_of(member, paths, is_lowest=is_lowest):
             raise Refused(f"layer {diff_id}: {member.path.decode(errors='replace')[:PATH_LIMIT]!r} {fault}")
-    if (got := digest_of_layer(layer)) != diff_id:
-        raise Refused(f"layer {diff_id} is not the canonical tar of what it holds, which is {got}")
+    digest = hashlib.sha256()
+    for chunk in layer.chunks():
+        digest.update(chunk)
+    if f"sha256:{digest.hexdigest()}" != diff_id:
+        raise Refused(f"layer {diff_id} is not the canonical tar of what it holds, which is {digest.hexdigest()}")
     return contents_of(layer)
 
 
@@ -304,10 +276,3 @@ def climbs(path: bytes) -> bool:
     """Whether a path leads above the root on its way."""
     depths = itertools.accumulate({b"": 0, b".": 0, b"..": -1}.get(part, 1) for part in path.split(b"/"))
     return min(depths) < 0
-
-
-def digest_of_layer(layer: CanonicalLayer) -> str:
-    digest = hashlib.sha256()
-    for chunk in layer.chunks():
-        digest.update(chunk)
-    return f"sha256:{digest.hexdigest()}"

@@ -14,6 +14,8 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from pydantic import BaseModel, StrictInt, ValidationError
+
 from sparkpin.build.consistent import require_consistent, same
 from sparkpin.build.record import BuildRecord, records_of
 from sparkpin.checkpoint.content import RECORD
@@ -66,24 +68,28 @@ def copy(
     if checkpoint:
         require_consistent(paths, release, finished=True)
     records = records_of(paths, release)
-    images = images_of(release, records)
+    images, total = images_of(release, records), len(release.diff_ids)
     with engine_at(url) as other:
         with errors_of(url):
             if checkpoint and (got := other.platform) != records[-1].platform:
                 step = "choose a release of a stack for that machine"
                 raise HostError(f"{url} is {got}, {release.tag} is for {records[-1].platform}", next_step=step)
             require_free(other, images, url)
-            total, there = len(release.diff_ids), is_there(other, images)
+            there = is_there(other, images)
             below = total if there else present(other, release.diff_ids)
         with contextlib.ExitStack() as stack:
-            layers = dict[str, Slice]()
-            if below < total:
-                layers = stack.enter_context(saved_layers(paths, engine, release))
+            layers = stack.enter_context(saved_layers(paths, engine, release)) if below < total else {}
             stack.enter_context(errors_of(url))
             sent = Sent(0, total) if there else send(other, images, layers, below)
-            if not checkpoint:
-                return sent, None
-            return sent, carry(other, release, Releases(paths).checkpoint(release), deep=deep)
+            carried = carry(other, release, Releases(paths).checkpoint(release), deep=deep) if checkpoint else None
+    return sent, carried
+
+
+class Answer(BaseModel):
+    """Of the program there. lacking: files of the checkpoint; free: bytes."""
+
+    lacking: list[str]
+    free: StrictInt
 
 
 def carry(engine: Engine, release: Release, folder: Path, *, deep: bool = False) -> Sent:
@@ -101,26 +107,35 @@ def carry(engine: Engine, release: Release, folder: Path, *, deep: bool = False)
     answer = volumes.ask(engine, release, order | {"deep": deep}, mode="rw")
     if answer.get("complete") is True:
         return Sent(0, len(rows))
-    lacking = names_of(answer, rows)
-    total = sum(rows[name]["size"] for name in lacking)
-    if total + SPARE > answer["free"]:
-        raise DiskError(f"the checkpoint needs {total + SPARE:,} bytes in a volume, {answer['free']:,} are free there")
-    say(f"sending {len(lacking)} of {len(rows)} files of the checkpoint, {size(total)}")
+    found = read_answer(answer, rows)
+    total = sum(rows[name]["size"] for name in found.lacking)
+    if total + SPARE > found.free:
+        raise DiskError(f"the checkpoint needs {total + SPARE:,} bytes in a volume, {found.free:,} are free there")
+    say(f"sending {len(found.lacking)} of {len(rows)} files of the checkpoint, {size(total)}")
     with carrier(engine, release) as container:
         with progress(total) as sent:
-            for name in lacking:
+            for name in found.lacking:
                 with (folder / name).open("rb") as file:
                     data = Slice(file, 0, (folder / name).stat().st_size)
                     put_file(container, name, data.size, counted(data.chunks(), sent))
         say("hashing it there")
         answer = volumes.ask(engine, release, order | {"deep": False}, mode="rw")
-        if wrong := names_of(answer, rows):
-            step = (
-                "the same command again; if it fails again, this machine's file is damaged (invoke promote TAG --deep)"
-            )
-            raise CheckpointError(f"{folder / wrong[0]} arrived with other bytes than recorded", next_step=step)
+        if wrong := read_answer(answer, rows).lacking:
+            cause = f"{folder / wrong[0]} arrived with other bytes than recorded"
+            step = f"the same command again; invoke promote {release.tag} --deep looks for damage on this machine"
+            raise CheckpointError(cause, next_step=step)
         put_file(container, RECORD, len(record.encode()), [record.encode()])
-    return Sent(len(lacking), len(rows) - len(lacking), total)
+    return Sent(len(found.lacking), len(rows) - len(found.lacking), total)
+
+
+def read_answer(answer: Mapping[str, Any], rows: Mapping[str, Any]) -> Answer:
+    """EngineError for an answer of another form: the machine may be anybody's."""
+    with contextlib.suppress(ValidationError):
+        found = Answer.model_validate(answer)
+        if {*found.lacking} <= rows.keys():
+            return found
+    step = "find out what answers there: it is not the program that was sent"
+    raise EngineError("the checkpoint's volume: got something else than the files that are lacking", next_step=step)
 
 
 @contextlib.contextmanager
@@ -139,26 +154,17 @@ def carrier(engine: Engine, release: Release) -> Iterator[Container]:
 
 def put_file(container: Container, name: str, length: int, chunks: Iterable[bytes]) -> None:
     """A file of the image's user, read-only, with the folders that it lies in."""
-    parents = [tarfile.TarInfo(parent.as_posix()) for parent in reversed(PurePosixPath(name).parents[:-1])]
-    for parent in parents:
+    members = [tarfile.TarInfo(parent.as_posix()) for parent in reversed(PurePosixPath(name).parents[:-1])]
+    for parent in members:
         parent.type, parent.mode = tarfile.DIRTYPE, 0o755
     file = tarfile.TarInfo(name)
     file.size, file.mode = length, 0o444
-    heads = list[bytes]()
-    for member in (*parents, file):
+    members.append(file)
+    for member in members:
         member.uid = member.gid = UID
-        heads.append(member.tobuf(tarfile.GNU_FORMAT))
+    heads = [member.tobuf(tarfile.GNU_FORMAT) for member in members]
     with engine_errors():
         container.put_archive(HOME, itertools.chain(heads, chunks, [padding(length) + END]))
-
-
-def names_of(answer: Mapping[str, Any], rows: Mapping[str, Any]) -> list[str]:
-    """The files that are lacking there. EngineError for an answer of another form: the machine may be anybody's."""
-    lacking, free = answer.get("lacking"), answer.get("free")
-    if type(free) is int and isinstance(lacking, list) and {*map(str, lacking)} <= rows.keys():
-        return lacking
-    step = "find out what answers there: it is not the program that was sent"
-    raise EngineError("the checkpoint's volume: got something else than the files that are lacking", next_step=step)
 
 
 @contextlib.contextmanager

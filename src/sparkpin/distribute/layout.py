@@ -1,4 +1,4 @@
-"""A release as an OCI image layout, in one tar file or in a folder that skopeo takes to and from a registry.
+"""A release as an OCI image layout: a folder, which skopeo takes to and from a registry, or one tar of it.
 
     oci-layout, index.json, manifest.json     for every tool that reads OCI layouts, and for `docker load`
     blobs/sha256/...                          the image: manifest, configuration, layers as plain tars
@@ -11,9 +11,9 @@ The artifact's `subject` is the image's manifest, so that a registry lists it fo
     provenance.json, .sig, sbom.cdx.json      statement, signature, SBOM
     inputs/<sha256>                           what no lock names: pins, locks, stages, wheels of mods, tools
     store/<sha256>                            with the store: wheels, Debian packages, what is fetched of the model
-    checkpoint.json, checkpoint/<sha256>      with the checkpoint: its record, its files
 
-Whoever has the record can compute every manifest to the byte, so what a stranger wrote is compared, not interpreted.
+Whoever has the record can compute every manifest to the byte, so what a stranger wrote is compared, not interpreted:
+the models below read only what is needed to do so.
 """
 
 from __future__ import annotations
@@ -30,31 +30,29 @@ from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
-from pydantic import Field, ValidationError
+from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
-from sparkpin.core import terminal
-from sparkpin.core.errors import DiskError, IntegrityError, SparkpinError, clipped
-from sparkpin.core.files import sha256_of
-from sparkpin.core.models import StrictModel
+from sparkpin.core import files, terminal
+from sparkpin.core.errors import DiskError, InputError, IntegrityError, SparkpinError, clipped
+from sparkpin.core.progress import progress
 from sparkpin.distribute.signing import UntrustedError
+from sparkpin.host.engine import counted
 from sparkpin.image import oci
 from sparkpin.image.archive import BLOCK, END, Slice, file_header, padding
 from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Digest
 
-RELEASE, CHECKPOINT = "release.json", "checkpoint.json"
+RELEASE = "release.json"
 EVIDENCE = (SBOM, STATEMENT, SIGNATURE)
-IMAGES, INPUTS, STORE, CHECKPOINTS = "images/", "inputs/", "store/", "checkpoint/"
+IMAGES, INPUTS, STORE = "images/", "inputs/", "store/"
 ARTIFACT = "application/vnd.sparkpin.release.v1"  # type of the artifact; in index.json, the key of its digest
 TYPES = {  # by title, or by the folder that it begins with
     RELEASE: "application/vnd.sparkpin.release.v1+json",
-    CHECKPOINT: "application/vnd.sparkpin.checkpoint.v1+json",
     SBOM: "application/vnd.cyclonedx+json",
     STATEMENT: "application/vnd.in-toto+json",
     SIGNATURE: "text/plain",
     IMAGES: "application/vnd.sparkpin.build.v1+json",
     INPUTS: "application/vnd.sparkpin.input.v1",
     STORE: "application/vnd.sparkpin.stored.v1",
-    CHECKPOINTS: "application/vnd.sparkpin.checkpoint.file.v1",
 }
 EMPTY = b"{}"
 EMPTY_TYPE, TITLE = "application/vnd.oci.empty.v1+json", "org.opencontainers.image.title"
@@ -67,14 +65,26 @@ MISFITS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 # A last net: what a stranger wrote may meet a reader that did not expect it.
 BROKEN = (SparkpinError, *MISFITS, ArithmeticError, tarfile.TarError, csv.Error, zlib.error, struct.error, EOFError)
 AGAIN = "get it again from where it was exported, and compare its SHA-256 with the one there (sha256sum)"
+NAME_ONE = "name the file that `invoke export` wrote"
 
 
-class Row(StrictModel):
-    """A row of the artifact. size: bytes."""
+class Read(BaseModel):
+    """Of a manifest that a stranger wrote. What else stands in it is found by the comparison."""
 
-    title: str
+    model_config = ConfigDict(frozen=True, strict=True)
+
+
+class Descriptor(Read):
+    """size: bytes."""
+
     digest: Digest
     size: Annotated[int, Field(ge=0, lt=LARGEST)]
+
+
+class Row(Descriptor):
+    """Of the artifact."""
+
+    title: Annotated[str, Field(validation_alias=AliasChoices("title", AliasPath("annotations", TITLE)))]
 
     @property
     def media_type(self) -> str:
@@ -83,6 +93,25 @@ class Row(StrictModel):
     @property
     def sha256(self) -> str:
         return self.digest.removeprefix("sha256:")
+
+
+class Artifact(Read):
+    layers: Annotated[tuple[Row, ...], Field(min_length=1, max_length=MEMBERS)]
+    subject: Descriptor
+
+
+class ImageManifest(Read):
+    layers: tuple[Descriptor, ...]
+
+
+class IndexRow(Descriptor):
+    """Names the image's manifest, and the artifact in an annotation."""
+
+    artifact: Annotated[Digest, Field(validation_alias=AliasPath("annotations", ARTIFACT))]
+
+
+class Index(Read):
+    manifests: Annotated[tuple[IndexRow, ...], Field(min_length=1, max_length=1)]
 
 
 class Refused(IntegrityError):
@@ -130,61 +159,54 @@ def read_json(data: bytes) -> Any:
     return value
 
 
-def artifact(tag: str, rows: Sequence[Row], image: bytes | None) -> bytes:
-    """The manifest of a release. image: the manifest of its image, None where that stays behind."""
+def artifact(tag: str, rows: Sequence[Row], image: bytes) -> bytes:
+    """The manifest of a release. image: the manifest of its image."""
+    layers = [
+        {"mediaType": row.media_type, "digest": row.digest, "size": row.size, "annotations": {TITLE: row.title}}
+        for row in sorted(rows, key=lambda row: row.title)
+    ]
     value = {
         "schemaVersion": 2,
         "mediaType": oci.MANIFEST_TYPE,
         "artifactType": ARTIFACT,
         "config": oci.described(EMPTY_TYPE, EMPTY),
-        "layers": [
-            {"mediaType": row.media_type, "digest": row.digest, "size": row.size, "annotations": {TITLE: row.title}}
-            for row in sorted(rows, key=lambda row: row.title)
-        ],
+        "layers": layers,
         "annotations": {oci.REF_NAME: tag},
+        "subject": oci.described(oci.MANIFEST_TYPE, image),
     }
-    return oci.text(value | ({} if image is None else {"subject": oci.described(oci.MANIFEST_TYPE, image)}))
+    return oci.text(value)
 
 
-def read_rows(made: bytes) -> list[Row]:
-    """The rows of an artifact that a stranger wrote. Refused for what cannot be one's, before a blob is asked for."""
+def read_artifact(made: bytes) -> Artifact:
+    """Refused for what cannot be one, before a blob is asked for."""
     with reading("the artifact"):
-        layers = json.loads(made)["layers"]
-        if not 0 < len(layers) <= MEMBERS:
-            raise Refused(f"the artifact has {len(layers):,} rows: no release that was exported")
-        rows = [Row(title=one["annotations"][TITLE], digest=one["digest"], size=one["size"]) for one in layers]
-    if len({row.title for row in rows}) != len(rows):
+        found = Artifact.model_validate_json(made)
+    if len({row.title for row in found.layers}) != len(found.layers):
         raise Refused("the artifact has a title twice")
-    return rows
+    return found
 
 
 def read_image(image: bytes, diff_ids: Sequence[str], config: bytes) -> list[oci.OciLayer]:
     """The layers of an image's manifest, of which only their sizes are new. Refused for any other image's."""
     with reading("the image's manifest"):
-        sizes = [row["size"] for row in json.loads(image)["layers"]]
-        if wrong := [size for size in sizes if type(size) is not int or not 0 <= size < LARGEST]:
-            raise Refused(f"the image's manifest: got a layer of {clipped(repr(wrong[0]), SAID_VALUE)} bytes")
-        layers = [oci.OciLayer(diff_id, size) for diff_id, size in zip(diff_ids, sizes, strict=True)]
-    if image != oci.manifest(config, layers):
+        rows = ImageManifest.model_validate_json(image).layers
+    layers = [oci.OciLayer(row.digest, row.size) for row in rows]
+    if image != oci.manifest(config, layers) or [row.digest for row in rows] != list(diff_ids):
         raise Refused("the image's manifest is not the one of an image with plain layers that the record describes")
     return layers
 
 
-def layout_files(tag: str, config: bytes, layers: Sequence[oci.OciLayer] | None, made: bytes) -> dict[str, bytes]:
-    """The small files of a layout. layers: of the image, None where it stays behind; made: the artifact."""
-    digest = oci.digest_of(made)
-    files = {oci.LAYOUT: oci.LAYOUT_TEXT}
-    row: dict[str, Any] = {**oci.described(oci.MANIFEST_TYPE, made), "artifactType": ARTIFACT, "annotations": {}}
-    if layers is not None:
-        files = oci.layout(config, layers, tag)
-        (row,) = json.loads(files[oci.INDEX])["manifests"]
+def layout_files(tag: str, config: bytes, layers: Sequence[oci.OciLayer], made: bytes) -> dict[str, bytes]:
+    """The small files of a layout. layers: of the image; made: the artifact."""
+    digest, found = oci.digest_of(made), oci.layout(config, layers, tag)
+    (row,) = json.loads(found[oci.INDEX])["manifests"]
     row["annotations"][ARTIFACT] = digest  # not a row of its own: skopeo takes a layout of one image without a name
-    files[oci.INDEX] = oci.index_of([row])
-    return files | {oci.blob(digest): made, oci.blob(oci.digest_of(EMPTY)): EMPTY}
+    found[oci.INDEX] = oci.index_of([row])
+    return found | {oci.blob(digest): made, oci.blob(oci.digest_of(EMPTY)): EMPTY}
 
 
 class WholeFile(Slice):
-    """A file that is open only while it is read: a layout of a stranger may have more than a process can open."""
+    """A file that is open only while it is read: a layout may have more than a process can open."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(BytesIO(), 0, path.stat().st_size)
@@ -195,8 +217,50 @@ class WholeFile(Slice):
             return super().readinto(view)
 
 
+def slice_of(data: bytes) -> Slice:
+    return Slice(BytesIO(data), 0, len(data))
+
+
+def write(target: Path, found: Mapping[str, Slice]) -> int:
+    """A layout into an empty folder, or into a file that appears whole or not at all; its size in bytes. What is wrong
+    with its bytes is found when it is read again."""
+    total = sum(BLOCK + data.size + len(padding(data.size)) for data in found.values()) + len(END)
+    files.require_space(target.parent, total, "the release's bytes", "the file")
+    terminal.say(f"writing {target}: {len(found)} members, {terminal.size(total)}")
+    if target.is_dir():
+        for name, data in found.items():
+            with files.atomic_file(target / name) as out:
+                out.writelines(data.chunks())
+        return total
+    with files.atomic_file(target) as out, progress(total) as written:
+        for name, data in found.items():
+            out.write(file_header(name, data.size))
+            out.writelines(counted(data.chunks(), written))
+            out.write(padding(data.size))
+        out.write(END)
+    return total
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[dict[str, Slice]]:
+    """The files of a layout: name -> bytes, as a stranger named them. InputError where nothing can be read."""
+    try:
+        is_folder = path.is_dir()
+        file = path.open("rb") if path.is_file() else None  # a pipe without a writer would never open
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}", next_step=NAME_ONE) from None
+    if is_folder:
+        yield read_folder(path)
+    elif file:
+        with file:
+            with refusing(path):
+                found = read_archive(file)
+            yield found
+    else:
+        raise InputError(f"{path} is no file", next_step=NAME_ONE)
+
+
 def read_folder(folder: Path) -> dict[str, Slice]:
-    """The files of a layout that is a folder: name -> bytes."""
     return {str(path.relative_to(folder)): WholeFile(path) for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
@@ -239,13 +303,11 @@ def small(data: Mapping[str, Slice], name: str) -> bytes:
     return data[name].read()
 
 
-def read_index(found: Mapping[str, Slice]) -> tuple[bytes, bytes | None]:
-    """The artifact, and the manifest of the image if that is there, which are yet to be compared."""
+def read_index(found: Mapping[str, Slice]) -> tuple[bytes, bytes]:
+    """The artifact, and the manifest of the image, which are yet to be compared."""
     with reading(oci.INDEX):
-        (row,) = json.loads(small(found, oci.INDEX))["manifests"]
-        made = oci.blob(row["annotations"][ARTIFACT])
-        first = oci.blob(row["digest"])
-    return small(found, made), None if first == made else small(found, first)
+        (row,) = Index.model_validate_json(small(found, oci.INDEX)).manifests
+    return small(found, oci.blob(row.artifact)), small(found, oci.blob(row.digest))
 
 
 def rows_data(rows: Sequence[Row], found: Mapping[str, Slice]) -> dict[str, Slice]:
@@ -253,7 +315,7 @@ def rows_data(rows: Sequence[Row], found: Mapping[str, Slice]) -> dict[str, Slic
     data = {}
     for row in rows:
         blob = found.get(oci.blob(row.digest))
-        if blob is None or blob.size != row.size or sha256_of(blob) != row.sha256:
+        if blob is None or blob.size != row.size or files.sha256_of(blob) != row.sha256:
             raise Refused(f"{row.title}: got other bytes, or none; expected {row.size:,} of {row.digest}")
         data[row.title] = blob
     return data

@@ -18,15 +18,13 @@ from packageurl import PackageURL
 from sparkpin.build.record import LOCKED, BuildInput, BuildRecord
 from sparkpin.checkpoint.steps import checkpoint_steps, lock_for, used_repositories
 from sparkpin.core.errors import IntegrityError
-from sparkpin.core.models import Sha256, Size, StrictModel
 from sparkpin.core.paths import Paths
 from sparkpin.distribute import layout
-from sparkpin.distribute.layout import Refused, reading
 from sparkpin.fetch.model_files import blobs_of, fetched_of, named_parts
 from sparkpin.fetch.store import Store
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import LockedFile, RepositoryLock
-from sparkpin.releases.record import Release, Releases
+from sparkpin.releases.record import Release
 
 PASSING = ("seconds", "size", "layers")  # of a build record: another build of the same image may say otherwise
 LISTED = ("deb", "wheel", "mod", "tool", "gguf", "model")  # in the SBOM; the statement has all kinds
@@ -163,8 +161,8 @@ def model_files(models: ModelInputs) -> Iterator[Material]:
 
 @dataclass(frozen=True)
 class Part:
-    """A file of a layout. size: bytes, None where nothing records it; path: below the folder of models or of the
-    checkpoint, "" for one that a store has under its hash; what: what a person calls it.
+    """A file of a layout. size: bytes, None where nothing records it; path: below the folder of models, "" for one that
+    a store has under its hash; what: what a person calls it.
     """
 
     folder: str
@@ -177,18 +175,11 @@ class Part:
     def title(self) -> str:
         return self.folder + self.sha256
 
-    def place(self, paths: Paths, release: Release) -> Path:
+    def place(self, paths: Paths) -> Path:
         """Where it lies on a machine."""
-        if self.folder == layout.CHECKPOINTS:
-            return Releases(paths).checkpoint(release) / self.path
-        if self.folder == layout.INPUTS:
-            return Store(paths.inputs).path(self.sha256)
-        return paths.models / self.path if self.path else Store(paths.store).path(self.sha256)
-
-
-class CheckpointFile(StrictModel):
-    size: Size
-    sha256: Sha256
+        if self.path:
+            return paths.models / self.path
+        return Store(paths.inputs if self.folder == layout.INPUTS else paths.store).path(self.sha256)
 
 
 def input_parts(release: Release, records: Sequence[BuildRecord]) -> list[Part]:
@@ -207,25 +198,9 @@ def locked_files(records: Sequence[BuildRecord]) -> list[LockedFile]:
 
 def stored_parts(records: Sequence[BuildRecord], models: ModelInputs) -> list[Part]:
     """All that was fetched, for images and checkpoint."""
-    found = [stored(file) for file in locked_files(records)]
+    found = [(file, "") for file in locked_files(records)]
     for repository in models.repositories:
         folder = f"{repository.repo}/{repository.revision}"
-        found += [stored(file, f"{folder}/{file.file}") for file in repository.files]
-        found += [stored(blob) for blob in blobs_of(repository)]
-    return found
-
-
-def stored(file: LockedFile, path: str = "") -> Part:
-    return Part(layout.STORE, file.sha256, file.size, file.file, path)
-
-
-def checkpoint_parts(release: Release, record: bytes) -> list[Part]:
-    """record: of the finished checkpoint. Refused for that of another one."""
-    with reading(layout.CHECKPOINT):
-        value = json.loads(record)
-        if (value["model"], value["key"]) != (release.model, release.checkpoint_key):
-            raise Refused(f"{layout.CHECKPOINT} is of {value['model']} {value['key']}, not of the release's checkpoint")
-        files = {name: CheckpointFile.model_validate(row) for name, row in value["files"].items()}
-    if not files:
-        raise Refused(f"{layout.CHECKPOINT} names no file")
-    return [Part(layout.CHECKPOINTS, file.sha256, file.size, name, name) for name, file in files.items()]
+        found += [(file, f"{folder}/{file.file}") for file in repository.files]
+        found += [(blob, "") for blob in blobs_of(repository)]
+    return [Part(layout.STORE, file.sha256, file.size, file.file, path) for file, path in found]

@@ -7,14 +7,8 @@ NAME:<stage>-<key12>.release   the artifact that refers to it: record, SBOM, sta
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
-
-from pydantic import TypeAdapter
 
 from sparkpin.build.record import records_of
 from sparkpin.core import files, locks
@@ -30,11 +24,10 @@ from sparkpin.host.engine import Engine
 from sparkpin.host.skopeo import AbsentError, Registry
 from sparkpin.image import oci
 from sparkpin.image.oci import digest_of
-from sparkpin.releases.record import Digest, Release
+from sparkpin.releases.record import Release
 
 END = ".release"  # of an artifact's tag: registries without the referrers API have no other way from image to artifact
 RECORD_LIMIT = 1 << 30  # bytes of an artifact
-FILE_ONLY = (layout.STORE, layout.CHECKPOINT, layout.CHECKPOINTS)  # what only a bundle in a file may hold
 PROPRIETARY = "nvidia-"  # how the names of wheels start that the CUDA toolkit's licence is about, and of some others
 TERMS = "docs/registry.md, «What may be redistributed»"
 STRANGE = "find out who wrote to that registry; nothing of it was used"
@@ -51,21 +44,24 @@ def publish(paths: Paths, engine: Engine, release: Release, place: Registry, *, 
     agreed: that its proprietary wheels may be redistributed there. InputError where that is to be said first,
     IntegrityError for a tag that is of another image and for what every import would refuse, NetworkError, DiskError.
     """
+    again = f"invoke export {release.tag} oci://{place.host}/{place.name}"
     if place.reference:
-        step = f"invoke export {release.tag} oci://{place.host}/{place.name}"
-        raise InputError(f"{place}: the tag is the release's own", next_step=step)
+        raise InputError(f"{place}: the tag is the release's own", next_step=again)
+    wheels = {file.name for file in materials.locked_files(records_of(paths, release))}
+    if not agreed and (held := [name for name in wheels if name.startswith(PROPRIETARY)]):
+        cause = f"{release.tag} holds {count(len(held), 'wheel')} of NVIDIA, some not to be given to others: {TERMS}"
+        raise InputError(cause, next_step=f"where you may: {again} --redistribute")
     place = dataclasses.replace(place, tag=name_in(release))
-    require_agreed(paths, release, place, agreed=agreed)
     with locks.claim(paths), locks.saving_folder(paths) as work:
         folder = work / "layout"
         folder.mkdir()
-        total = export.export(paths, lambda: engine, release, folder, export.BundleParts())
+        total = export.export(paths, engine, release, folder)
         made, image = layout.read_index(layout.read_folder(folder))
-        if image is None or place.manifest(place.reference) not in (None, image):
+        if place.manifest(place.reference) not in (None, image):
             raise IntegrityError(f"{place} is another image than that of {release.tag}", next_step=STRANGE)
-        named = {"image": image, "release": made}  # so that skopeo finds them
         rows = [
-            oci.described(oci.MANIFEST_TYPE, data) | {"annotations": {oci.REF_NAME: n}} for n, data in named.items()
+            oci.described(oci.MANIFEST_TYPE, data) | {"annotations": {oci.REF_NAME: name}}
+            for name, data in (("image", image), ("release", made))  # so that skopeo finds them
         ]
         (folder / oci.INDEX).write_bytes(oci.index_of(rows))
         say(f"sending what {place.host} lacks of {release.tag}, {size(total)}")
@@ -73,16 +69,6 @@ def publish(paths: Paths, engine: Engine, release: Release, place: Registry, *, 
             place.push(folder, "image", place.reference)
             place.push(folder, "release", f":{place.tag}{END}")
     return place
-
-
-def require_agreed(paths: Paths, release: Release, place: Registry, *, agreed: bool) -> None:
-    """InputError unless somebody has said that what is not free may be given away."""
-    wheels = materials.locked_files(records_of(paths, release))
-    names = {file.name for file in wheels if file.name.startswith(PROPRIETARY)}
-    if names and not agreed:
-        cause = f"{release.tag} holds {count(len(names), 'wheel')} of NVIDIA, some not to be given to others: {TERMS}"
-        step = f"where you may: invoke export {release.tag} oci://{place.host}/{place.name} --redistribute"
-        raise InputError(cause, next_step=step)
 
 
 def pull(paths: Paths, engine: Engine, place: Registry, *, unsigned: bool = False) -> take_in.Imported:
@@ -94,10 +80,11 @@ def pull(paths: Paths, engine: Engine, place: Registry, *, unsigned: bool = Fals
     if not place.reference:
         raise InputError(f"{place}: which release?", next_step=f"invoke import {place}:<stage>-<key>, or @sha256:...")
     made = manifest_at(place, f"{place.reference}{END if place.tag else ''}")
-    with locks.claim(paths), working(paths, f"pull-{digest_of(made)[7:19]}") as folder:
+    with locks.claim(paths), locks.saving_folder(paths) as work:
+        folder = work / "layout"
         image = fetch_record(place, made, folder)
         with refusing(place):
-            bundle = bundles.read_bundle(str(place), made, layout.read_folder(folder), image)
+            bundle = bundles.read_bundle(str(place), made, image, layout.read_folder(folder))
             if place.tag not in ("", name_in(bundle.release)):
                 raise Refused(f"it is of {bundle.release.tag}")
         if not unsigned:
@@ -108,9 +95,7 @@ def pull(paths: Paths, engine: Engine, place: Registry, *, unsigned: bool = Fals
             fetch_layers(engine, place, folder, bundle, image)
             with refusing(place):
                 bundle = bundles.with_layers(bundle, layout.read_folder(folder))
-        done = take_in.take_in(paths, engine, bundle)
-        shutil.rmtree(folder, ignore_errors=True)
-    return done
+        return take_in.take_in(paths, engine, bundle)
 
 
 def manifest_at(place: Registry, reference: str) -> bytes:
@@ -126,24 +111,23 @@ def manifest_at(place: Registry, reference: str) -> bytes:
 def fetch_record(place: Registry, made: bytes, folder: Path) -> bytes:
     """Fetch what an artifact names, as far as its sizes are possible ones. Gives the manifest of its image."""
     with refusing(place):
-        rows = layout.read_rows(made)
-        total = sum(row.size for row in rows)
-        subject = TypeAdapter(Digest).validate_python(json.loads(made)["subject"]["digest"])
-        if more := [row.title for row in rows if row.title.startswith(FILE_ONLY)]:
+        found = layout.read_artifact(made)
+        sizes = [row.size for row in found.layers]
+        if more := [row.title for row in found.layers if row.title.startswith(layout.STORE)]:
             raise Refused(f"it holds more than a record: {more[0]}")
-        if total > RECORD_LIMIT:
-            raise Refused(f"its record has {total:,} bytes; {RECORD_LIMIT:,} are allowed")
-    files.require_space(folder, total, "the record's bytes", "SPARKPIN_CACHE")
-    say(f"fetching the record of {place}, {size(total)}")
-    place.fetch(folder, f"@{digest_of(made)}", "release", max(row.size for row in rows))
-    return manifest_at(place, f"@{subject}")
+        if sum(sizes) > RECORD_LIMIT:
+            raise Refused(f"its record has {sum(sizes):,} bytes; {RECORD_LIMIT:,} are allowed")
+    files.require_space(folder, sum(sizes), "the record's bytes", "SPARKPIN_CACHE")
+    say(f"fetching the record of {place}, {size(sum(sizes))}")
+    place.fetch(folder, f"@{digest_of(made)}", "release", max(sizes))
+    return manifest_at(place, f"@{found.subject.digest}")
 
 
 def fetch_layers(engine: Engine, place: Registry, folder: Path, bundle: Bundle, image: bytes) -> None:
     """Those that the engine lacks."""
-    sizes = {layer.digest: layer.size for layer in bundle.image or ()}
+    sizes = {layer.digest: layer.size for layer in bundle.image}
     lacking = set(bundle.release.diff_ids[engines.present(engine, bundle.release.diff_ids) :])
-    total = sum(sizes[one] for one in lacking if not (folder / oci.blob(one)).is_file())
+    total = sum(sizes[one] for one in lacking)
     files.require_space(folder, total, "the image's layers", "SPARKPIN_CACHE")
     say(f"fetching {len(lacking)} of {count(len(sizes), 'layer')}, {size(total)}")
     stand_ins = {one: folder / oci.blob(one) for one in sizes.keys() - lacking}
@@ -154,17 +138,3 @@ def fetch_layers(engine: Engine, place: Registry, folder: Path, bundle: Bundle, 
         place.fetch(folder, f"@{digest_of(image)}", "image", max(sizes.values()))
     for path in stand_ins.values():
         path.unlink()
-
-
-@contextlib.contextmanager
-def working(paths: Paths, name: str) -> Iterator[Path]:
-    """A folder that stays when a run is killed, so that the next one goes on with it; of two runs one waits."""
-    folder = paths.work / name
-    with files.lock(paths.locks / f"{name}.lock", on_wait="another run is at it; waiting"):
-        blobs = folder / "blobs/sha256"
-        blobs.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)  # records lie in it, whose command and environment are nobody else's
-        for path in blobs.iterdir():
-            if files.sha256_file(path)[0] != path.name:  # skopeo takes any file under a digest for fetched
-                path.unlink()
-        yield folder

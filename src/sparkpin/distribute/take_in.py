@@ -7,32 +7,28 @@ again goes on from there. No network, and nothing of this checkout but the progr
 from __future__ import annotations
 
 import dataclasses
-import json
+import hashlib
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from sparkpin.build.consistent import IMPORTS, is_brought
+from sparkpin.build.consistent import IMPORTS, Import, imports_of, is_brought
 from sparkpin.build.record import BuildRecord, layer_file, record_file, records_with_key, write_record
-from sparkpin.checkpoint import content
-from sparkpin.checkpoint.content import RECORD, is_complete
-from sparkpin.checkpoint.write import hold_model, set_aside
 from sparkpin.core import files, locks
-from sparkpin.core.errors import WHOLE, EngineError, IntegrityError, ManifestError
+from sparkpin.core.errors import IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.distribute import engines, layout, verify
 from sparkpin.distribute.bundle import Bundle, open_bundle
 from sparkpin.distribute.engines import saved_layers
-from sparkpin.distribute.export import copied
 from sparkpin.distribute.materials import Part
 from sparkpin.distribute.verify import Check
 from sparkpin.fetch import model as hub
 from sparkpin.host.engine import Engine
 from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.listing import contents_of, write_contents
-from sparkpin.releases import current
 from sparkpin.releases.record import STATEMENT, Release, Releases, now
 
 HAPPENED = ("state", "smoke", "created", "build_seconds", "size", "host")  # another machine's record may differ here
@@ -47,14 +43,17 @@ class Imported:
     checks: tuple[Check, ...]
 
 
-def import_bundle(paths: Paths, engine: Engine, path: Path, *, signed: bool = False) -> Imported:
-    """Verify a file, load its image, keep its files, record its release: as built, for no smoke test ran here.
+def import_bundle(
+    paths: Paths, engine: Engine, path: Path, *, signed: bool = False, without: Collection[str] = ()
+) -> Imported:
+    """Verify a file or the folder of a layout, load its image, keep its files, record its release: as built, for no
+    smoke test ran here.
 
-    signed: refuse what nobody signed whom `allowed_signers` names.
+    signed: refuse what nobody signed whom `allowed_signers` names; without: as of `open_bundle`.
     Raises IntegrityError, before anything changes, for a bundle that is not whole and true or that contradicts what
     this machine has.
     """
-    with open_bundle(path) as bundle:
+    with open_bundle(path, without=without) as bundle:
         if signed:
             verify.require([verify.demanded(check) for check in bundle.checks], str(path))
         with locks.claim(paths):
@@ -62,16 +61,16 @@ def import_bundle(paths: Paths, engine: Engine, path: Path, *, signed: bool = Fa
 
 
 def take_in(paths: Paths, engine: Engine, bundle: Bundle) -> Imported:
-    is_own = require_no_conflict(paths, engine, bundle)
+    require_no_conflict(paths, engine, bundle)
     require_space(paths, bundle)
-    load_image(engine, bundle)
+    images = engines.images_of(bundle.release, bundle.records)
+    if engines.is_there(engine, images):
+        say("the engine has the image")
+    else:
+        engines.send(engine, images, bundle.layers, engines.present(engine, bundle.release.diff_ids))
     say("keeping its files")
     keep_files(paths, bundle)
     keep_listings(paths, engine, bundle)
-    if bundle.has_checkpoint and is_own:
-        say("its checkpoint is left out: this machine made the release, and makes its checkpoint")
-    elif bundle.has_checkpoint:
-        keep_checkpoint(paths, bundle)
     keep_evidence(paths, bundle)
     release = Releases(paths).update(bundle.release.tag, lambda known: merged(paths, bundle, known))
     return Imported(release, bundle.checks)
@@ -83,34 +82,31 @@ def merged(paths: Paths, bundle: Bundle, known: Release | None) -> Release:
     if known:
         require_same_release(bundle, known)
     if known is None or is_brought(paths, known):
+        row = Import(
+            file=bundle.source,
+            with_statement=STATEMENT in bundle.data,
+            with_store=bundle.has_store,
+            checks=[check.line for check in bundle.checks],
+            time=now(),
+        )
+        others = [old for old in imports_of(paths, bundle.release) if old.file != bundle.source]
         path = Releases(paths).evidence(bundle.release) / IMPORTS
-        lines = [check.line for check in bundle.checks]
-        row = {"file": bundle.source, "with_statement": STATEMENT in bundle.data, "checks": lines, "time": now()}
-        try:
-            rows = json.loads(path.read_bytes()) if path.is_file() else []
-            others = [old for old in rows if old["file"] != bundle.source]
-        except layout.MISFITS as error:
-            step = f"echo [] > {path}; then the same command again"  # without the file it would count as built here
-            raise ManifestError(path, WHOLE, {}, f"a list of imports: {error}", next_step=step) from None
-        files.write_json(path, [*others, row | {"with_store": bundle.has_store}])
+        files.write_json(path, [one.model_dump() for one in (*others, row)])
     return known or dataclasses.replace(bundle.release, state="built", smoke=None)
 
 
-def require_no_conflict(paths: Paths, engine: Engine, bundle: Bundle) -> bool:
-    """Whether this machine made the release itself. IntegrityError when it has anything of the bundle otherwise."""
-    known = Releases(paths).find(bundle.release.tag)
-    if known:
+def require_no_conflict(paths: Paths, engine: Engine, bundle: Bundle) -> None:
+    """IntegrityError when this machine has anything of the bundle otherwise."""
+    if known := Releases(paths).find(bundle.release.tag):
         require_same_release(bundle, known)
     for record in bundle.records:
         require_same_record(paths, bundle, record)
     for part in bundle.parts:
-        target = part.place(paths, bundle.release)
-        is_model = part.path and part.folder == layout.STORE
-        if is_model and target.is_file() and files.sha256_file(target)[0] != part.sha256:
+        target = part.place(paths)
+        if part.path and target.is_file() and files.sha256_file(target)[0] != part.sha256:
             step = f"if that one is damaged, move it away, then the same command again: {target}"
             raise IntegrityError(f"{bundle.source}: {part.title} differs from {target}", next_step=step)
     engines.require_free(engine, engines.images_of(bundle.release, bundle.records))
-    return known is not None and not is_brought(paths, known)
 
 
 def require_same_release(bundle: Bundle, known: Release) -> None:
@@ -140,32 +136,17 @@ def stated(record: BuildRecord) -> dict[str, Any]:
 
 def require_space(paths: Paths, bundle: Bundle) -> None:
     """Room for what this machine lacks, wherever it goes. The engine's own disk is the engine's to complain of."""
-    lacking = [part for part in bundle.parts if not part.place(paths, bundle.release).is_file()]
+    lacking = [part for part in bundle.parts if not part.place(paths).is_file()]
     total = sum(bundle.data[part.title].size for part in lacking) + SPARE
     for folder, variable in ((paths.home, "SPARKPIN_HOME"), (paths.cache, "SPARKPIN_CACHE")):
         files.require_space(folder, total, "the bundle's files", variable)
 
 
-def load_image(engine: Engine, bundle: Bundle) -> None:
-    images = engines.images_of(bundle.release, bundle.records)
-    if engines.is_there(engine, images):
-        say("the engine has the image")
-    elif bundle.image is not None:
-        engines.send(engine, images, bundle.layers, engines.present(engine, bundle.release.diff_ids))
-    elif ref := current.present_ref(engine, bundle.release):
-        engine.tag(ref, bundle.release.tag)
-    else:
-        cause = f"{bundle.source} holds no image, and the engine has no {bundle.release.image}"
-        step = f"on the machine that has it: invoke export {bundle.release.tag} ssh://user@this-host"
-        raise EngineError(cause, next_step=step)
-
-
 def keep_files(paths: Paths, bundle: Bundle) -> None:
-    parts = [part for part in bundle.parts if part.folder != layout.CHECKPOINTS]
-    repositories = {"/".join(part.path.split("/")[:2]) for part in parts if part.path}
+    repositories = {"/".join(part.path.split("/")[:2]) for part in bundle.parts if part.path}
     with hub.hold_repositories(paths, repositories):
-        for part in parts:
-            target = part.place(paths, bundle.release)
+        for part in bundle.parts:
+            target = part.place(paths)
             if target.is_file() and files.sha256_file(target)[0] == part.sha256:
                 os.utime(target)  # young again for `prune`, should the run be killed before its record is written
             else:
@@ -176,9 +157,14 @@ def keep_files(paths: Paths, bundle: Bundle) -> None:
 
 
 def keep_file(bundle: Bundle, part: Part, target: Path) -> None:
-    """A model's file is read-only, as `hub` makes it: checkpoints hold hard links to it."""
+    """A model's file is read-only, as `hub` makes it: checkpoints hold hard links to it. Hashed once more, for a bundle
+    may lie where others write."""
+    digest = hashlib.sha256()
     with files.atomic_file(target, 0o444 if part.path else 0o644) as out:
-        if copied(bundle.data[part.title], out) != part.sha256:
+        for chunk in bundle.data[part.title].chunks():
+            digest.update(chunk)
+            out.write(chunk)
+        if digest.hexdigest() != part.sha256:
             step = "copy it to a disk of your own first"
             raise IntegrityError(f"{bundle.source} changed while it was read: {part.title}", next_step=step)
 
@@ -193,25 +179,6 @@ def keep_listings(paths: Paths, engine: Engine, bundle: Bundle) -> None:
             for diff_id in others:
                 layer = read_layer(cast(BinaryIO, layers[diff_id]), everything=True)
                 write_contents(layer_file(paths, diff_id), contents_of(layer))
-
-
-def keep_checkpoint(paths: Paths, bundle: Bundle) -> None:
-    """The finished checkpoint, whole or not at all, in folders that the user of a container may read."""
-    folder = Releases(paths).checkpoint(bundle.release)
-    with hold_model(paths, bundle.release.model):
-        if is_complete(folder, bundle.release.checkpoint_key):
-            return
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        set_aside(folder)
-        with files.atomic_folder(folder) as made:
-            for part in bundle.parts:
-                if part.folder == layout.CHECKPOINTS:
-                    keep_file(bundle, part, made / part.path)
-            (made / content.IMPORTED).touch()
-            with files.atomic_file(made / RECORD) as out:
-                out.write(layout.small(bundle.data, layout.CHECKPOINT))
-            for path in made.rglob("*/"):
-                path.chmod(0o755)
 
 
 def keep_evidence(paths: Paths, bundle: Bundle) -> None:

@@ -11,7 +11,6 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from io import BytesIO
 from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
@@ -40,7 +39,7 @@ OF_RECORDS = ("image", "layers", "release key", "build records", "kept inputs", 
 OF_STATEMENT = ("statement", "SBOM", "signature")
 NAMES = OF_RECORDS + OF_STATEMENT  # of the checks that every release gets, in their order
 LAYERS = "the layers' bytes"  # only with --deep, and of a bundle
-FINISHED, UNSIGNED = "finished checkpoint", "what no statement covers"  # of a bundle
+UNSIGNED = "what no statement covers"  # of a bundle
 MARKS = {"ok": "ok", "wrong": "WRONG", "open": "--"}
 PINS = re.compile(r"(?:pins/models|pins/stacks|stages|dockerfiles)/[^/]+|mods/[^/]+/pyproject\.toml")
 """What `manifests` reads of a release's project."""
@@ -94,10 +93,6 @@ class Claimed:
         return found.read()
 
 
-def slice_of(data: bytes) -> Slice:
-    return Slice(BytesIO(data), 0, len(data))
-
-
 def check_evidence(evidence: Claimed, keys: signing.Keys | None = None) -> list[Check]:
     """Every check, in the order in which a person reads them. keys: those that are configured, when None."""
     checks = [
@@ -140,11 +135,10 @@ def require(
 
 def demanded(check: Check, sign: str = "ask for a bundle that its maker has signed") -> Check:
     """The check where a release has to be signed by somebody who is trusted. sign: how an unsigned one is signed."""
-    if check.what not in ("signature", FINISHED) or check.result != "open":
+    if check.what != "signature" or check.result != "open":
         return check
-    step = check.next_step or (sign if check.what == "signature" else "export it --with-store, not --with-checkpoint")
     detail = f"{check.detail}; the signature of an allowed signer is required"
-    return replace(check, result="wrong", detail=detail, next_step=step, is_trust=True)
+    return replace(check, result="wrong", detail=detail, next_step=check.next_step or sign, is_trust=True)
 
 
 def conclusion(checks: Sequence[Check]) -> str:
@@ -273,7 +267,7 @@ def evidence_of(paths: Paths, release: Release) -> Claimed:
 
     def read(sha256: str) -> Slice | None:
         path = kept.path(sha256)
-        return slice_of(path.read_bytes()) if path.is_file() else None
+        return layout.slice_of(path.read_bytes()) if path.is_file() else None
 
     files = {name: (folder / name).read_bytes() for name in layout.EVIDENCE if (folder / name).is_file()}
     return Claimed(release, records_of(paths, release), files, read, attested=has_statement(paths, release))

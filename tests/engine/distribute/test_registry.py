@@ -7,9 +7,8 @@ import dataclasses
 import json
 import os
 import shutil
-import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -90,7 +89,7 @@ def test_a_release_goes_over_and_can_be_promoted(
     )
     image = empty.image(top.tag)
     assert image and image.config_digest == top.image and image.diff_ids == top.diff_ids
-    assert (Releases(paths).evidence(top) / SIGNATURE).is_file() and not list(paths.work.glob("pull-*"))
+    assert (Releases(paths).evidence(top) / SIGNATURE).is_file() and not list(paths.work.glob("saved-*"))
     shutil.copytree(source.paths.models, paths.models)
     Releases(paths).update(top.tag, lambda known: dataclasses.replace(known, state="passed"))
     release = Releases(paths).get(top.tag)
@@ -109,43 +108,12 @@ def artifact_of(place: Registry) -> bytes:
 
 def blobs_of(place: Registry) -> set[str]:
     """Digests of what the record consists of."""
-    return {row.digest for row in layout.read_rows(artifact_of(place))}
-
-
-def killed(work: Callable[[], object]) -> None:
-    child = os.fork()
-    if not child:
-        try:
-            work()
-        finally:
-            os._exit(1)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-
-
-def test_a_killed_pull_goes_on(
-    source: Source, there: LocalRegistry, paths: Paths, empty: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place, fetch = sent(source, there), Registry.fetch
-    first, last = source.release.diff_ids[0], source.release.diff_ids[-1]
-
-    def cut_off(self: Registry, layout: Path, reference: str, image: str, largest: int) -> None:
-        fetch(self, layout, reference, image, largest)
-        if image == "image":
-            os.truncate(layout / oci.blob(last), 512)  # as a crash of the machine may leave it
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Registry, "fetch", cut_off)
-        killed(lambda: pull(paths, empty, place))
-    assert nothing_of(paths, empty)
-    pull(paths, empty, place)
-    assert (there.asked("GET", f"blobs/{first}"), there.asked("GET", f"blobs/{last}")) == (1, 2)
-    assert empty.image(source.release.tag)
+    return {row.digest for row in layout.read_artifact(artifact_of(place)).layers}
 
 
 def test_a_damaged_blob_is_refused(source: Source, there: LocalRegistry, paths: Paths, empty: Engine) -> None:
     place = sent(source, there)
-    (record,) = (row.digest for row in layout.read_rows(artifact_of(place)) if row.title == layout.RELEASE)
+    (record,) = (row.digest for row in layout.read_artifact(artifact_of(place)).layers if row.title == layout.RELEASE)
     for digest in (record, source.release.diff_ids[-1]):
         blob = there.blob(digest)
         good = blob.read_bytes()

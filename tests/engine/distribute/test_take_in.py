@@ -21,15 +21,12 @@ from private_engine import file_layer, load_image
 from sparkpin.build import consistent, make
 from sparkpin.build import image as build
 from sparkpin.build.consistent import IMPORTS
-from sparkpin.build.make import checkpoint_of
 from sparkpin.build.pair import pair
 from sparkpin.build.record import is_imported, layer_file, records_of
-from sparkpin.checkpoint.content import IMPORTED as MARK
-from sparkpin.core.errors import DiskError, EngineError, IntegrityError
+from sparkpin.core.errors import DiskError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.distribute.bundle import Bundle, open_bundle
-from sparkpin.distribute.engines import copy
-from sparkpin.distribute.export import BundleParts, export
+from sparkpin.distribute.export import export
 from sparkpin.distribute.signing import ensure_attested
 from sparkpin.distribute.take_in import import_bundle, require_no_conflict
 from sparkpin.host import fingerprint
@@ -52,8 +49,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
         yield source
 
 
-def write(source: Source, target: Path, release: Release | None = None, **wanted: bool) -> Path:
-    export(source.paths, lambda: source.engine, release or source.release, target, BundleParts(**wanted))
+def write(source: Source, target: Path, release: Release | None = None, *, store: bool = False) -> Path:
+    export(source.paths, source.engine, release or source.release, target, store=store)
     return target
 
 
@@ -123,34 +120,8 @@ def test_taken_in_without_network(
 def test_what_was_imported_can_be_exported_again(source: Source, paths: Paths, tmp_path: Path, empty: Engine) -> None:
     first = write(source, tmp_path / "first.tar", source.releases[0], store=True)
     release = import_bundle(paths, empty, first).release
-    export(paths, lambda: empty, release, tmp_path / "second.tar", BundleParts(store=True))
+    export(paths, empty, release, tmp_path / "second.tar", store=True)
     assert (tmp_path / "second.tar").read_bytes() == first.read_bytes()
-
-
-def test_with_its_checkpoint(source: Source, paths: Paths, tmp_path: Path, empty: Engine) -> None:
-    base = source.releases[0]
-    made = checkpoint_of(source.paths, base)
-    bundle = write(source, tmp_path / "served.tar", base, checkpoint=True)
-    import_bundle(paths, empty, bundle)
-    folder = Releases(paths).checkpoint(base)
-    brought = {p.name: p.read_bytes() for p in folder.iterdir()}
-    assert brought == {p.name: p.read_bytes() for p in made.iterdir()} | {MARK: b""}
-    assert not paths.models.exists()
-    (folder / "config.json").unlink()
-    import_bundle(paths, empty, bundle)
-    assert (folder / "config.json").is_file(), "a checkpoint with a hole is made whole"
-
-
-def test_records_alone_need_the_image(
-    source: Source, paths: Paths, tmp_path: Path, engine: tuple[Engine, str], empty: Engine
-) -> None:
-    bundle = write(source, tmp_path / "records.tar", image=False)
-    with pytest.raises(EngineError, match="holds no image") as caught:
-        import_bundle(paths, empty, bundle)
-    assert "invoke export" in caught.value.next_step and files_of(paths) == {}
-    copy(source.paths, source.engine, source.release, engine[1])
-    import_bundle(paths, empty, bundle)
-    assert Releases(paths).get(source.release.tag).image == source.release.image
 
 
 def test_a_small_disk_is_told_before_anything(

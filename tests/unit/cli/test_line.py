@@ -126,7 +126,7 @@ def test_help_of_a_task_with_positionals(line: str, capsys: pytest.CaptureFixtur
     [
         ("serve", {}),
         ("serve v2 --port 8001", {"tag": "v2", "port": 8001}),
-        ("export a FILE --no-image", {"tag": "a", "place": "FILE", "no_image": True}),
+        ("export a FILE --with-store", {"tag": "a", "place": "FILE", "with_store": True}),
         ("diff build images", {"before": "build", "after": "images"}),  # tasks' names where a TAG must be
         ("recipe check a --json b", {"action": "check", "what": ["a", "b"], "json": True}),
         ("bench b --compare=a --rounds 2", {"tag": "b", "compare": "a", "rounds": 2}),

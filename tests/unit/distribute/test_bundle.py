@@ -31,7 +31,6 @@ from bundle_samples import (
     sample_of,
     sha256,
     tar_of,
-    with_checkpoint,
     with_input,
     with_store,
     with_top_layer,
@@ -42,7 +41,6 @@ from evidence_samples import Sample
 from layer_samples import CAPABILITY, hardlink, layer, member, symlink, tar_header
 
 from sparkpin.build.consistent import IMPORTS, is_brought
-from sparkpin.checkpoint.content import is_complete
 from sparkpin.core import files
 from sparkpin.core.errors import DiskError, EngineError, InputError, IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
@@ -50,7 +48,7 @@ from sparkpin.core.tags import tag_of
 from sparkpin.distribute import bundle, layout, take_in, verify
 from sparkpin.distribute.bundle import open_bundle
 from sparkpin.distribute.engines import images_of, send
-from sparkpin.distribute.layout import CHECKPOINT, CHECKPOINTS, IMAGES, INPUTS, RELEASE, STORE
+from sparkpin.distribute.layout import IMAGES, INPUTS, RELEASE, STORE
 from sparkpin.fetch.store import Store
 from sparkpin.host.engine import Engine
 from sparkpin.image import oci
@@ -76,13 +74,11 @@ def parts(good: Path) -> Parts:
 
 @pytest.fixture
 def full(parts: Parts, sample: Sample) -> Parts:
-    """With all that a bundle can hold."""
-    return with_checkpoint(with_store(parts, sample), sample, ["config.json", "a/model.safetensors"], DONE)
+    """With its store."""
+    return with_store(parts, sample)
 
 
-DONE = b"a checkpoint"
-ROW = {"size": len(DONE), "sha256": sha256(DONE)}
-STORED = {f"{STORE}{sha256(data)}": data for data in (DEB, WHEEL, *MODELS)} | {f"{CHECKPOINTS}{sha256(DONE)}": DONE}
+STORED = [f"{STORE}{sha256(data)}" for data in (DEB, WHEEL, *MODELS)]
 
 
 def refused(tmp_path: Path, data: bytes | Parts, *facts: str, signed: bool = False) -> str:
@@ -110,20 +106,15 @@ def test_whole_bundle_is_taken(sample: Sample, good: Path) -> None:
     with open_bundle(good) as opened:
         assert opened.release == sample.release
         assert opened.records == sample.records
-        assert list(opened.layers or ()) == list(sample.release.diff_ids)
+        assert list(opened.layers) == list(sample.release.diff_ids)
         assert {"provenance.json", "sbom.cdx.json"} < set(opened.data)
         assert {check.result for check in opened.checks} == {"ok", "open"}
 
 
-def test_what_is_no_file(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "fifo")
-    unreadable, folder = tmp_path / "unreadable.tar", tmp_path / "folder"
+    unreadable, opened = tmp_path / "unreadable.tar", Path.open
     unreadable.touch()
-    folder.mkdir()
-    for name, data in members_of(good.read_bytes()).items():
-        with files.atomic_file(folder / name) as file:
-            file.write(data)
-    opened = Path.open
 
     def refuse(path: Path, *words: Any) -> Any:
         if path == unreadable:  # root may read everything
@@ -131,8 +122,8 @@ def test_what_is_no_file(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         return opened(path, *words)
 
     monkeypatch.setattr(Path, "open", refuse)
-    names = ("none.tar", "fifo", "x" * 300, unreadable.name, folder.name)
-    for path in (*(tmp_path / name for name in names), Path("/dev/null"), tmp_path):
+    names = ("none.tar", "fifo", "x" * 300, unreadable.name)
+    for path in (*(tmp_path / name for name in names), Path("/dev/null")):
         with pytest.raises(InputError) as failed, open_bundle(path):
             pass
         assert str(path) in failed.value.message
@@ -200,6 +191,17 @@ def other_layer(parts: Parts, sample: Sample) -> Parts:
     return parts
 
 
+def other_time(parts: Parts, sample: Sample) -> bytes:
+    """A layer whose file has another time, under its digest: sealed it would be the same."""
+    name = oci.blob(sample.release.diff_ids[-1])
+    found = parts.files()
+    head = bytearray(found[name][:BLOCK])
+    head[136:147] = b"%011o" % 1
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    return tar_of(found | {name: bytes(head) + found[name][BLOCK:]})
+
+
 def without_layer(parts: Parts, sample: Sample) -> bytes:
     gone = oci.blob(sample.release.diff_ids[-1])
     return tar_of({name: data for name, data in parts.files().items() if name != gone})
@@ -263,9 +265,9 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "blob that nothing names": (with_file(BLOB, b"x"), f"{BLOB} is missing, or is nothing"),
     "blob of other bytes": (other_blob, f"{RELEASE}: got other bytes"),
     "descriptor that lies about a size": (artifact(lambda v: v["layers"][-1].update(size=1)), "expected 1 of sha256:"),
-    "descriptor of a huge size": (first_row(size=HUGE), "the artifact: size"),
-    "descriptor whose size is no number": (first_row(size=True), "the artifact: size"),
-    "descriptor that leads elsewhere": (first_row(digest="sha256:../../etc/passwd"), "the artifact: digest"),
+    "descriptor of a huge size": (first_row(size=HUGE), "the artifact: layers.0.size"),
+    "descriptor whose size is no number": (first_row(size=True), "the artifact: layers.0.size"),
+    "descriptor that leads elsewhere": (first_row(digest="sha256:../../etc/passwd"), "the artifact: layers.0.digest"),
     "media types that are swapped": (first_row(mediaType=layout.TYPES[RELEASE]), "not the one of this release"),
     "title twice": (artifact(lambda v: v["layers"].append(v["layers"][0])), "a title twice"),
     "title of no kind": (first_row(annotations={layout.TITLE: "x/y"}), "is missing"),
@@ -274,23 +276,27 @@ HOSTILE: dict[str, tuple[Change, str]] = {
         artifact(lambda v: v["subject"].update(digest=f"sha256:{ZERO}")),
         "not the one of this release",
     ),
-    "no subject": (artifact(lambda v: v.pop("subject")), "not the one of this release"),
+    "no subject": (artifact(lambda v: v.pop("subject")), "the artifact: subject"),
     "another artifact": (artifact(lambda v: v.update(artifactType="x")), "not the one of this release"),
-    "10,000 rows": (artifact(lambda v: v.update(layers=v["layers"][:1] * 10_000)), "no release that was exported"),
+    "10,000 rows": (artifact(lambda v: v.update(layers=v["layers"][:1] * 10_000)), "at most 8192 items"),
     # its image
     "compressed layers": (
         image(lambda v: v["layers"][0].update(mediaType="application/vnd.oci.image.layer.v1.tar+gzip")),
         "plain layers",
     ),
     "foreign layers": (image(lambda v: v["layers"][0].update(urls=["http://x"])), "plain layers"),
-    "image with a huge layer": (image(lambda v: v["layers"][0].update(size=HUGE)), "the image's manifest: got"),
+    "image with a huge layer": (
+        image(lambda v: v["layers"][0].update(size=HUGE)),
+        "the image's manifest: layers.0.size",
+    ),
     "image whose layer's size is no number": (
         image(lambda v: v["layers"][0].update(size=True)),
-        "the image's manifest: got",
+        "the image's manifest: layers.0.size",
     ),
     "image that lies about a layer's size": (image(lambda v: v["layers"][0].update(size=7)), "says 7 bytes"),
     "a layer less": (image(lambda v: v["layers"].pop()), "the image's manifest"),
-    "layer of another": (other_layer, "is not the canonical tar"),
+    "layer of another": (other_layer, "got other bytes"),
+    "layer of other bytes in the same canonical form": (other_time, "got other bytes"),
     "layer whose blob is not there": (without_layer, "is missing"),
     # its layers
     "layer with a device": (top(member("null", type=tarfile.CHRTYPE, devmajor=1, devminor=3)), "is a device"),
@@ -328,7 +334,7 @@ def test_another_layer_in_its_canonical_form_is_taken(parts: Parts, tmp_path: Pa
     other = cast(Parts, change(parts, sample))
     path.write_bytes(other.pack())
     with open_bundle(path) as opened:
-        assert set(opened.layers or ()) == set(other.layers) and opened.listings[list(other.layers)[-1]]
+        assert set(opened.layers) == set(other.layers) and opened.listings[list(other.layers)[-1]]
 
 
 def test_a_layer_that_the_engine_lost_meanwhile(good: Path) -> None:
@@ -416,12 +422,12 @@ def test_values_that_json_has_no_words_for(parts: Parts, tmp_path: Path, literal
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"stage": "../../x"}, "stage and stack"),
-        ({"ref": "sparkpin/elsewhere:latest"}, "names its image"),
+        ({"stage": "../../x"}, "the record of"),
+        ({"ref": "sparkpin/elsewhere:latest"}, "the record of"),
         ({"config_digest": f"sha256:{ZERO}"}, "config digest"),
         ({"key": ZERO}, "is of the build key"),
-        ({"diff_ids": []}, "diff IDs"),
-        ({"platform": "linux/riscv"}, "platform"),
+        ({"diff_ids": []}, "configuration of"),
+        ({"platform": "linux/riscv"}, "the record of"),
         ({"config": '{"config": {"Env": ["PIP_PASSWORD=x"]}}'}, "env.PIP_PASSWORD"),
         ({"config": '{"config": {"Env": ["no value"]}}'}, "configuration of"),
         ({"parent_key": "ring"}, "is of the build key"),
@@ -565,21 +571,19 @@ def test_a_full_disk_is_not_the_fault_of_the_bundle(
         pass
 
 
-# Store and checkpoint
+# Store
 
 
-def test_with_store_and_checkpoint(full: Parts, tmp_path: Path, sample: Sample) -> None:
+def test_with_its_store(full: Parts, tmp_path: Path, sample: Sample) -> None:
     path = tmp_path / "full.tar"
     path.write_bytes(full.pack())
     with open_bundle(path) as opened:
-        places = {part.place(sample.paths, sample.release): part.title for part in opened.parts}
+        places = {part.place(sample.paths): part.title for part in opened.parts}
         for data in (DEB, WHEEL, HEADER, TENSOR):
             assert places[Store(sample.paths.store).path(sha256(data))] == f"{STORE}{sha256(data)}"
         models = [path for path in places if path.is_relative_to(sample.paths.models)]
         assert [path.name for path in models] == ["config.json"] * 2
         assert {places[path] for path in models} == {f"{STORE}{sha256(data)}" for data in FILES.values()}
-        checkpoint = {part.path for part in opened.parts if part.folder == CHECKPOINTS}
-        assert checkpoint == {"config.json", "a/model.safetensors"}
 
 
 @pytest.mark.parametrize("name", STORED)
@@ -589,10 +593,7 @@ def test_stored_files_that_are_not_what_the_records_name(full: Parts, tmp_path: 
     refused(tmp_path, full, f"{name}: expected")
 
 
-LAST = [RELEASE, IMAGES, INPUTS, CHECKPOINT]
-
-
-@pytest.mark.parametrize("start", [*LAST, *STORED])
+@pytest.mark.parametrize("start", [RELEASE, IMAGES, INPUTS, *STORED])
 def test_a_row_that_is_missing(full: Parts, tmp_path: Path, start: str) -> None:
     """Of each kind the last."""
     name = [name for name in full.members if name.startswith(start)][-1]
@@ -600,10 +601,10 @@ def test_a_row_that_is_missing(full: Parts, tmp_path: Path, start: str) -> None:
     refused(tmp_path, full, "missing")
 
 
-STRANGERS = [*(f"{start}{sha256(b'x')}" for start in (INPUTS, STORE, CHECKPOINTS))]
+STRANGERS = [f"{start}{sha256(b'x')}" for start in (INPUTS, STORE)]
 
 
-@pytest.mark.parametrize("name", [*STRANGERS, f"{IMAGES}x.json", "checkpoint/../x"])
+@pytest.mark.parametrize("name", [*STRANGERS, f"{IMAGES}x.json", "store/../x"])
 def test_rows_that_no_record_asks_for(full: Parts, tmp_path: Path, name: str) -> None:
     full.members[name] = b"x"
     refused(tmp_path, full, f"{name} is not what a record asks for")
@@ -639,47 +640,6 @@ def test_packages_that_the_lock_does_not_name(full: Parts, tmp_path: Path, sampl
 
     full.edit(f"{IMAGES}{sample.records[0].key}.json", change)
     refused(tmp_path, full, f"locks: pins/stacks/cpu.lock does not name {kind} made 1.0 {sha256(b'evil')}")
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"key": ZERO}, "not of the release's checkpoint"),
-        ({"files": []}, CHECKPOINT),
-        ({"files": {}}, CHECKPOINT),
-        ({"files": {"config.json": {"size": 1, "sha256": sha256(DONE)}}}, "expected 1 bytes"),
-        *(({"files": {name: ROW}}, CHECKPOINTS) for name in ("../x", "sparkpin.json/x", "sparkpin.json")),
-    ],
-)
-def test_a_checkpoint_of_something_else(full: Parts, tmp_path: Path, change: dict[str, Any], why: str) -> None:
-    """Its own record, sparkpin.json, lies beside its files."""
-    full.edit(CHECKPOINT, lambda value: value | change)
-    if change.get("files") == {}:
-        del full.members[f"{CHECKPOINTS}{sha256(DONE)}"]
-    refused(tmp_path, full, why)
-
-
-def test_a_checkpoint_appears_whole(
-    full: Parts, tmp_path: Path, sample: Sample, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And for every user, whatever this one's umask is."""
-    path, paths = tmp_path / "full.tar", Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
-    path.write_bytes(full.pack())
-    folder, copied = Releases(paths).checkpoint(sample.release), take_in.copied
-
-    def watched(*words: Any) -> str:
-        assert not folder.exists()
-        return copied(*words)
-
-    monkeypatch.setattr(take_in, "copied", watched)
-    old = os.umask(0o077)
-    try:
-        with open_bundle(path) as opened:
-            take_in.keep_checkpoint(paths, opened)
-    finally:
-        os.umask(old)
-    assert is_complete(folder, sample.release.checkpoint_key)
-    assert {place.stat().st_mode & 0o777 for place in (folder, folder / "a")} == {0o755}
 
 
 def test_a_file_that_changes_after_it_was_verified(good: Path, tmp_path: Path) -> None:

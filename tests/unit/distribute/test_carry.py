@@ -10,14 +10,14 @@ import made_releases
 import pytest
 
 from sparkpin.core.errors import EngineError
-from sparkpin.distribute.engines import names_of
+from sparkpin.distribute.engines import read_answer
 from sparkpin.releases import volumes
 
 ROWS = {"a.safetensors": {"size": 4}}
 
 
 def test_the_files_that_are_lacking_there() -> None:
-    assert names_of({"lacking": ["a.safetensors"], "free": 2**60}, ROWS) == ["a.safetensors"]
+    assert read_answer({"lacking": ["a.safetensors"], "free": 2**60}, ROWS).lacking == ["a.safetensors"]
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_the_files_that_are_lacking_there() -> None:
 )
 def test_an_answer_that_is_none(answer: dict[str, Any]) -> None:
     with pytest.raises(EngineError):
-        names_of(answer, ROWS)
+        read_answer(answer, ROWS)
 
 
 class Container(SimpleNamespace):

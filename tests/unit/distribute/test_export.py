@@ -1,54 +1,70 @@
-"""Exporting: no file unless each import would take it, and what is said of it."""
+"""Exporting: no file unless each import would take it; places, and the options that fit them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from bundle_samples import Parts, state_of, with_checkpoint, write_sample
+from bundle_samples import layers_of, members_of, state_of
 from evidence_samples import Sample
-from heard import heard
 
 from sparkpin.cli import bundle as commands_bundle
-from sparkpin.cli import evidence as commands_evidence
 from sparkpin.core import files
-from sparkpin.core.errors import CheckpointError, InputError, IntegrityError
+from sparkpin.core.errors import InputError, IntegrityError
 from sparkpin.core.locks import saving_folder
 from sparkpin.core.paths import Paths
-from sparkpin.distribute import take_in
+from sparkpin.distribute import engines
 from sparkpin.distribute.bundle import open_bundle
-from sparkpin.distribute.export import BundleParts, export
+from sparkpin.distribute.export import export
+from sparkpin.distribute.layout import slice_of
 from sparkpin.distribute.signing import ALLOWED_SIGNERS, Keys, attest
 from sparkpin.host.engine import Engine
+from sparkpin.image.archive import Slice
 from sparkpin.releases.kept_inputs import KeptInputs
-from sparkpin.releases.record import SBOM, STATEMENT
+from sparkpin.releases.record import SBOM, STATEMENT, Release
 
-NO_ENGINE = cast(Engine, None)  # whoever asks it anything fails
+NO_ENGINE = cast(Engine, None)
 
 
-@pytest.fixture
-def allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of allowed signers: there, and empty."""
-    path = tmp_path / "allowed_signers"
-    path.touch()
-    monkeypatch.setenv(ALLOWED_SIGNERS, str(path))
-    return path
+@pytest.fixture(autouse=True)
+def layers(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an engine would save of the image, which was never built."""
+
+    @contextlib.contextmanager
+    def saved(paths: Paths, engine: Engine, release: Release) -> Iterator[dict[str, Slice]]:
+        yield {diff_id: slice_of(tar) for diff_id, tar in layers_of(sample).items()}
+
+    monkeypatch.setattr(engines, "saved_layers", saved)
+    monkeypatch.setattr(commands_bundle, "engine_of", lambda paths: NO_ENGINE)
 
 
 def exported(sample: Sample, target: Path) -> Path:
-    export(sample.paths, lambda: NO_ENGINE, sample.release, target, BundleParts(image=False))
+    export(sample.paths, NO_ENGINE, sample.release, target)
     return target
 
 
 def test_a_file_that_is_there_is_not_overwritten(own: Sample, tmp_path: Path) -> None:
     before, there = state_of(own), tmp_path / "there.tar"
     there.write_text("x")
-    for target in (there, tmp_path, tmp_path / "missing/x.tar"):
+    for target in (there, tmp_path, f"{tmp_path}/", tmp_path / "missing/x.tar"):
         with pytest.raises(InputError):
-            commands_bundle.export(own.release.tag, str(target), no_image=True)
+            commands_bundle.export(own.release.tag, str(target))
     assert state_of(own) == before and {path.name for path in tmp_path.iterdir()} == {"there.tar"}
+
+
+def test_a_folder_is_the_same_layout(own: Sample, tmp_path: Path) -> None:
+    commands_bundle.export(own.release.tag, f"{tmp_path}/folder/")
+    folder, file = tmp_path / "folder", exported(own, tmp_path / "file.tar")
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert found == members_of(file.read_bytes())
+    with open_bundle(folder) as opened:
+        assert opened.release == own.release
+    (folder / "index.json").unlink()
+    with pytest.raises(IntegrityError), open_bundle(folder):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -61,8 +77,9 @@ def test_a_file_that_is_there_is_not_overwritten(own: Sample, tmp_path: Path) ->
         ("input", None, "was made from"),
     ],
 )
+@pytest.mark.parametrize("name", ["out.tar", "out/"])
 def test_what_every_import_would_refuse_is_not_exported(
-    own: Sample, tmp_path: Path, what: str, data: bytes | None, told: str
+    own: Sample, tmp_path: Path, what: str, data: bytes | None, told: str, name: str
 ) -> None:
     """And once it is mended, it is. data: None: the file is gone."""
     digest = next(iter(own.release.inputs.values()))
@@ -70,16 +87,18 @@ def test_what_every_import_would_refuse_is_not_exported(
     whole = path.read_bytes()
     path.unlink() if data is None else path.write_bytes(data)
     with pytest.raises(IntegrityError) as caught:
-        exported(own, tmp_path / "out.tar")
+        commands_bundle.export(own.release.tag, f"{tmp_path}/{name}")
     assert told in f"{caught.value.message}\n{caught.value.next_step}"
     assert not list(tmp_path.iterdir())
     path.write_bytes(whole)
-    with open_bundle(exported(own, tmp_path / "out.tar")) as opened:
-        assert opened.image is None
+    commands_bundle.export(own.release.tag, f"{tmp_path}/{name}")
+    with open_bundle(tmp_path / name):
+        pass
 
 
 REFUSED = [
     (commands_bundle.export, "oci://host/name", {"with_checkpoint": True}),
+    (commands_bundle.export, "out.tar", {"with_checkpoint": True}),
     (commands_bundle.export, "ssh://host", {"ca": "x.pem"}),
     (commands_bundle.export, "ssh://host", {"deep": True}),  # of a checkpoint that is not sent
     (commands_bundle.export, "out.tar", {"redistribute": True}),
@@ -100,44 +119,14 @@ def test_an_option_that_does_not_fit_the_place(
 
 
 def test_whom_this_machine_trusts_stops_no_export(
-    own: Sample, tmp_path: Path, signing_key: Path, allowed: Path
+    own: Sample, tmp_path: Path, signing_key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "allowed_signers").touch()
+    monkeypatch.setenv(ALLOWED_SIGNERS, str(tmp_path / "allowed_signers"))
     attest(own.paths, own.release, Keys(signing_key))
     bundle = exported(own, tmp_path / "out.tar")
     with pytest.raises(IntegrityError, match="does not allow"), open_bundle(bundle):
         pass
-
-
-def test_a_checkpoint_beside_a_signature_is_told_beforehand(own: Sample, tmp_path: Path, signing_key: Path) -> None:
-    def said() -> list[str]:
-        lines = heard()
-        with pytest.raises(CheckpointError):
-            export(own.paths, lambda: NO_ENGINE, own.release, tmp_path / "x", BundleParts(image=False, checkpoint=True))
-        return [line for line in lines if "signature" in line]
-
-    assert not said()
-    attest(own.paths, own.release, Keys(signing_key))
-    assert said()
-
-
-def test_no_signature_is_over_a_finished_checkpoint(
-    own: Sample, tmp_path: Path, signing_key: Path, allowed: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    allowed.write_text(f"lead@example {signing_key.with_suffix('.pub').read_text()}")
-    attest(own.paths, own.release, Keys(signing_key, allowed))
-    plain, finished = write_sample(own, tmp_path / "plain.tar"), tmp_path / "finished.tar"
-    finished.write_bytes(with_checkpoint(Parts.of(plain), own, ["config.json"]).pack())
-    commands_evidence.verify(str(plain), deep=False, require_signature=True)
-    commands_evidence.verify(str(finished), deep=False, require_signature=False)
-    assert "ok     checkpoint" not in capsys.readouterr().out, "only its own record says so"
-    paths = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
-    for take in (
-        lambda: commands_evidence.verify(str(finished), deep=True, require_signature=True),
-        lambda: take_in.import_bundle(paths, NO_ENGINE, finished, signed=True),
-    ):
-        with pytest.raises(IntegrityError, match=r"lacks a trusted signature: finished checkpoint"):
-            take()
-    assert not paths.home.exists() and not paths.cache.exists()
 
 
 def test_what_a_killed_run_saved_goes_and_what_another_holds_stays(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from sparkpin.core.errors import EngineError, IntegrityError, ManifestError
 from sparkpin.core.files import write_json
 from sparkpin.core.names import is_plain
 from sparkpin.distribute import verify as verifying
+from sparkpin.distribute.layout import slice_of
 from sparkpin.distribute.signing import Keys, UntrustedError, attest
 from sparkpin.distribute.verify import (
     LAYERS,
@@ -34,7 +35,6 @@ from sparkpin.distribute.verify import (
     conclusion,
     demanded,
     require,
-    slice_of,
 )
 from sparkpin.image.oci import digest_of
 from sparkpin.releases import current
@@ -72,13 +72,15 @@ def test_what_is_not_there_is_said(sample: Sample) -> None:
     assert (found(checks, "open"), found(checks, "wrong")) == (["statement", "signature"], [])
 
 
+ROW = {"file": "x.tar", "with_statement": False, "with_store": False, "checks": [], "time": "now"}
+
+
 @pytest.mark.parametrize(
     ("rows", "result"),
     [
         (None, "wrong"),  # a build left one
-        ([{"with_statement": False}], "open"),
-        ([{"with_statement": False}, {"with_statement": True}], "wrong"),
-        (["damaged"], "wrong"),
+        ([ROW], "open"),
+        ([ROW, ROW | {"with_statement": True}], "wrong"),
     ],
 )
 def test_only_a_bundle_may_have_come_without_a_statement(
@@ -97,6 +99,15 @@ def test_only_a_bundle_may_have_come_without_a_statement(
         assert "--sign" in failed.value.next_step
         attest(sample.paths, sample.release, Keys())
         require(check_evidence(verifying.evidence_of(sample.paths, sample.release), Keys()), "it")
+
+
+def test_a_damaged_list_of_imports(sample: Sample, tmp_path: Path) -> None:
+    sample = sample.copied(tmp_path)
+    for damaged in ("{", "3", '["damaged"]', '[{"with_statement": false}]'):
+        (sample.folder / IMPORTS).write_text(damaged)
+        with pytest.raises(ManifestError) as failed:
+            verifying.evidence_of(sample.paths, sample.release)
+        assert IMPORTS in failed.value.next_step
 
 
 @pytest.mark.parametrize(
