@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkpin.checkpoint import write
-from sparkpin.checkpoint.content import Hashes, is_made_here
+from sparkpin.checkpoint.content import Hashes, is_complete
 from sparkpin.checkpoint.plan import CheckpointPlan, make_plan
 from sparkpin.checkpoint.steps import checkpoint_key, lock_for, used_repositories
 from sparkpin.core.paths import Paths
@@ -21,16 +21,15 @@ from sparkpin.pins.schema import ModelLock, ModelPin
 def build_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str]) -> Path:
     """The folder of the checkpoint that `steps` make of the model; built if it is not there yet.
 
-    What a bundle brought is built again: of it only its release says that it is this checkpoint. Fetches what the steps
-    use. Raises what `fetch_model` and `make_plan` raise, and DiskError if the disk cannot take it. Two runs at once
-    build it once; what a killed run had finished, the next one goes on from.
+    Fetches what the steps use. Raises what `fetch_model` and `make_plan` raise, and DiskError if the disk cannot take
+    it. Two runs at once build it once; what a killed run had finished, the next one goes on from.
     """
     key = checkpoint_key(pin, lock, steps)
     folder = write.checkpoint_folder(paths, pin, lock, steps)
-    if is_made_here(folder, key):
+    if is_complete(folder, key):
         return folder
     with write.hold_model(paths, pin.name):
-        if is_made_here(folder, key):
+        if is_complete(folder, key):
             return folder
         used = used_repositories(pin, steps)
         plan = make_plan(model.listings(paths, pin, lock, only=used), pin, steps)  # before 72 GB are fetched
@@ -66,7 +65,7 @@ def needs_of(paths: Paths, pin: ModelPin, lock: ModelLock, chain: Sequence[tuple
     found = 0
     for one in steps:
         folder = write.checkpoint_folder(paths, pin, lock, one)
-        if not is_made_here(folder, checkpoint_key(pin, lock, one)):
+        if not is_complete(folder, checkpoint_key(pin, lock, one)):
             base = repository_folder(paths, lock.repositories[pin.base])
             found += write.disk_needed(folder, base, plan_checkpoint(paths, pin, lock, one))
     fetch = model.absent_bytes(paths, pin, lock_for(pin, lock, steps[-1]), used)

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from sparkpin.build.record import BuildRecord, is_imported, records_of
-from sparkpin.checkpoint.content import Hashes, check_content, is_complete, is_made_here
+from sparkpin.checkpoint.content import Hashes, check_content, is_complete
 from sparkpin.core.errors import CheckpointError, IntegrityError
 from sparkpin.core.models import StrictModel
 from sparkpin.core.names import is_plain
@@ -66,9 +66,9 @@ def has_statement(paths: Paths, release: Release) -> bool:
 
 
 def ready_checkpoint(paths: Paths, release: Release) -> Path | None:
-    """The folder of the release's finished checkpoint. One that a bundle brought is only such a release's."""
-    folder, key = Releases(paths).checkpoint(release), release.checkpoint_key
-    return folder if (is_complete if is_brought(paths, release) else is_made_here)(folder, key) else None
+    """The folder of the release's finished checkpoint."""
+    folder = Releases(paths).checkpoint(release)
+    return folder if is_complete(folder, release.checkpoint_key) else None
 
 
 def require_consistent(

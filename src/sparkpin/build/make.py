@@ -119,10 +119,7 @@ def new_release(pairing: Pairing, image: ImageInfo, seconds: float, host: Finger
 
 
 def checkpoint_of(paths: Paths, release: Release) -> Path:
-    """The checkpoint folder of a release; made from the release's own pins when it is not there.
-
-    A checkpoint that a bundle brought serves releases that bundles brought, and no other.
-    """
+    """The checkpoint folder of a release; made from the release's own pins when it is not there."""
     if folder := ready_checkpoint(paths, release):
         return folder
     from sparkpin.build.checkpoint import build_checkpoint  # slow to import, with all that fetches

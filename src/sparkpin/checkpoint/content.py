@@ -27,13 +27,10 @@ from sparkpin.core.paths import Paths
 RECORD = "sparkpin.json"
 """How a checkpoint was made. Written last."""
 
-IMPORTED = ".imported"
-"""An empty file in a checkpoint that a bundle brought."""
-
 TABLE = ".hashed.json"
 """The table of `Hashes`: one in the cache, one in a checkpoint on another machine."""
 
-OWN = (RECORD, IMPORTED, TABLE)
+OWN = (RECORD, TABLE)
 """Files of a checkpoint that are not the model's. A base that has such a file, as a checkpoint of ours that was
 published has, does not lend it: it would describe another checkpoint."""
 
@@ -122,10 +119,6 @@ def read_table(path: Path) -> dict[str, list[Any]]:
 def identity(file: Path | int) -> list[Any]:
     found = os.stat(file)
     return [f"{found.st_dev}:{found.st_ino}", found.st_size, found.st_mtime_ns, found.st_ctime_ns]
-
-
-def is_made_here(folder: Path, key: str) -> bool:
-    return is_complete(folder, key) and not (folder / IMPORTED).exists()
 
 
 def is_complete(folder: Path, key: str) -> bool:

