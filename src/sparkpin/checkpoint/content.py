@@ -5,8 +5,6 @@ write to it may set its mtime back, but not its ctime, which takes the clock, an
 the owner of the table, nor against a disk that returns other bytes: for these is --deep. (Kernels before 6.13 count
 ctime in steps of 10 ms: a file is not written and hashed within one by different programs. tmpfs keeps no ctime of
 writes through a mapping: a cache in memory trusts those who may write there.)
-
-On another machine a container runs `main`, with this file, `core` and Python's standard library alone.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +25,7 @@ RECORD = "sparkpin.json"
 """How a checkpoint was made. Written last."""
 
 TABLE = ".hashed.json"
-"""The table of `Hashes`: one in the cache, one in a checkpoint on another machine."""
+"""The table of `Hashes`, in the cache."""
 
 OWN = (RECORD, TABLE)
 """Files of a checkpoint that are not the model's. A base that has such a file, as a checkpoint of ours that was
@@ -159,55 +156,6 @@ def check_content(
         if got != expected:
             raise bad(path, f"got SHA-256 {got}, expected {expected} as in {RECORD}")
     return hashed
-
-
-def look(folder: Path, key: str) -> dict[str, Any]:
-    """`complete`, or what is `changed`, of a checkpoint on another machine. Hashes no large file that may be right."""
-    try:
-        complete = is_complete(folder, key)
-        if complete:
-            check_content(folder, Hashes(folder / TABLE))
-        return {"complete": complete}
-    except CheckpointError as error:
-        return {"changed": error.message}
-
-
-def make_way(folder: Path, record: str, *, deep: bool) -> dict[str, Any]:
-    """`complete`, or the names that are `lacking` for the checkpoint of a record, and the bytes that are `free`.
-
-    What is wrong there is removed, and before it the record: without one nothing is a checkpoint.
-
-    deep: hash every file.
-    """
-    rows, hashes, lacking = json.loads(record)["files"], Hashes(folder / TABLE, deep=deep), []
-    for name, row in rows.items():
-        path = folder / name
-        right = path.is_file() and not path.is_symlink() and path.stat().st_size == row["size"]
-        if not right or hashes.sha256(path) != row["sha256"]:
-            lacking.append(name)
-    hashes.save()
-    own = folder / RECORD
-    if not lacking and own.is_file() and own.read_text(encoding="utf-8") == record:
-        return {"complete": True}
-    own.unlink(missing_ok=True)
-    for path in folder.rglob("*"):
-        name = path.relative_to(folder).as_posix()
-        if (name in lacking or name not in {*rows, TABLE}) and (path.is_symlink() or path.is_file()):
-            path.unlink()
-    space = os.statvfs(folder)
-    return {"lacking": lacking, "free": space.f_bavail * space.f_frsize}
-
-
-def main() -> None:
-    """In a container of another machine: carries out an order, a file of JSON, and prints the answer as JSON."""
-    order = json.loads(Path(sys.argv[1]).read_bytes())
-    folder = Path(order["folder"])
-    try:
-        is_look = order["do"] == "look"
-        answer = look(folder, order["key"]) if is_look else make_way(folder, order["record"], deep=order["deep"])
-    except OSError as error:
-        answer = {"failed": str(error)}
-    print(json.dumps(answer))
 
 
 def bad(path: Path, cause: str) -> CheckpointError:

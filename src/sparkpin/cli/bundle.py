@@ -16,8 +16,8 @@ from sparkpin.distribute import engines, registry, take_in
 from sparkpin.distribute import export as exporting
 from sparkpin.host.engine import engine_of
 from sparkpin.host.skopeo import Registry
+from sparkpin.releases import remote
 from sparkpin.releases.record import SIGNATURE, Release, Releases
-from sparkpin.releases.volumes import volume_name
 
 Kind = Literal["file", "registry", "engine"]
 FITS: Mapping[Kind, tuple[str, ...]] = {
@@ -98,10 +98,10 @@ def to_registry(paths: Paths, release: Release, place: Registry, *, agreed: bool
 def to_engine(paths: Paths, release: Release, url: str, *, checkpoint: bool, deep: bool) -> None:
     if deep and not checkpoint:
         raise InputError("--deep: goes with --with-checkpoint", next_step=f"invoke export {release.tag} {url}")
-    sent, carried = engines.copy(paths, engine_of(paths), release, url, checkpoint=checkpoint, deep=deep)
+    sent = engines.copy(paths, engine_of(paths), release, url, checkpoint=checkpoint, deep=deep)
     show(f"{release.tag} is at {url}: sent {count(sent.sent, 'layer')}, {size(sent.bytes)}; {sent.there} were there")
-    if carried:
-        show(f"in volume {volume_name(release.checkpoint_key)} there: {count(carried.sent, 'file')} of its checkpoint")
+    if checkpoint:
+        show(f"and its checkpoint, in {remote.checkpoint_at(url, release)}")
     show(f"next, for its record: invoke export {release.tag} FILE, and there: invoke import FILE")
 
 

@@ -20,7 +20,6 @@ from sparkpin.core.terminal import say, show, show_json
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu, with_others
-from sparkpin.releases.volumes import volume_name
 from sparkpin.serve import linked, memory_limit, nodes, service
 from sparkpin.serve.nodes import Nodes, NodesOptions
 from sparkpin.smoke import drift
@@ -174,4 +173,4 @@ def place_of(checked: nodes.Checked, rank: int, release: Release, checkpoint: Pa
     machine, (node, env) = checked.machines[rank], linked.node_at(checked, rank)
     if machine.where == nodes.HERE:
         return Place(machine.engine, checkpoint, node, env)
-    return Place(machine.engine, volume_name(release.checkpoint_key), node, env, machine.where)
+    return Place(machine.engine, checked.folders[rank], node, env, machine.where)

@@ -5,35 +5,24 @@ into volumes of it: only the files that they lack.
 from __future__ import annotations
 
 import contextlib
-import itertools
-import json
-import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path, PurePosixPath
-from typing import Any
-
-from pydantic import BaseModel, StrictInt, ValidationError
 
 from sparkpin.build.consistent import require_consistent, same
 from sparkpin.build.record import BuildRecord, records_of
-from sparkpin.checkpoint.content import RECORD
-from sparkpin.checkpoint.write import SPARE
-from sparkpin.core.errors import CheckpointError, DiskError, EngineError, HostError, IntegrityError
+from sparkpin.core.errors import EngineError, IntegrityError
 from sparkpin.core.files import disk_errors, require_space
 from sparkpin.core.locks import saving_folder
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import GATHERS, UNPACKS, progress
 from sparkpin.core.terminal import count, say, size
-from sparkpin.host.containers import Container
-from sparkpin.host.engine import Engine, counted, engine_errors
+from sparkpin.host.engine import Engine, counted
 from sparkpin.host.ssh import engine_at, errors_of
 from sparkpin.image import oci
-from sparkpin.image.archive import END, Slice, padding
+from sparkpin.image.archive import Slice
 from sparkpin.image.saved import open_saved
-from sparkpin.releases import current, volumes
-from sparkpin.releases.container import HOME, UID
+from sparkpin.releases import current, remote
 from sparkpin.releases.record import Release, Releases
 
 CARRIER = "sparkpin.carrier"  # label of a container; its value is the checkpoint key
@@ -58,22 +47,20 @@ def images_of(release: Release, records: Sequence[BuildRecord]) -> list[oci.OciI
 
 def copy(
     paths: Paths, engine: Engine, release: Release, url: str, *, checkpoint: bool = False, deep: bool = False
-) -> tuple[Sent, Sent | None]:
-    """Send the image of a release to the engine at a url, and its checkpoint into a volume there. deep: all of what is
-    there of the checkpoint is hashed again.
+) -> Sent:
+    """Send the image of a release to the engine at a url, and its checkpoint to that ssh host. deep: all of what is
+    there of the checkpoint is compared again.
 
-    CheckpointError for a checkpoint that is not whole here, HostError for one to an engine of another platform, which
-    could not run what checks it: both before anything is sent.
+    Before anything is sent: CheckpointError for a checkpoint that is not whole here, InputError for one that would not
+    go to an ssh host.
     """
     if checkpoint:
+        remote.host_of(url)
         require_consistent(paths, release, finished=True)
     records = records_of(paths, release)
     images, total = images_of(release, records), len(release.diff_ids)
     with engine_at(url) as other:
         with errors_of(url):
-            if checkpoint and (got := other.platform) != records[-1].platform:
-                step = "choose a release of a stack for that machine"
-                raise HostError(f"{url} is {got}, {release.tag} is for {records[-1].platform}", next_step=step)
             require_free(other, images, url)
             there = is_there(other, images)
             below = total if there else present(other, release.diff_ids)
@@ -81,90 +68,9 @@ def copy(
             layers = stack.enter_context(saved_layers(paths, engine, release)) if below < total else {}
             stack.enter_context(errors_of(url))
             sent = Sent(0, total) if there else send(other, images, layers, below)
-            carried = carry(other, release, Releases(paths).checkpoint(release), deep=deep) if checkpoint else None
-    return sent, carried
-
-
-class Answer(BaseModel):
-    """Of the program there. lacking: files of the checkpoint; free: bytes."""
-
-    lacking: list[str]
-    free: StrictInt
-
-
-def carry(engine: Engine, release: Release, folder: Path, *, deep: bool = False) -> Sent:
-    """A checkpoint into the release's volume of an engine that has its image. A file that is there and right stays.
-    Every byte is hashed there, and the record comes last.
-
-    CheckpointError for a file that is not, or is no longer, the recorded one; DiskError, before the first byte, where
-    there is no room. Of two runs for one checkpoint at once, the later one ends the other.
-    """
-    record = (folder / RECORD).read_text(encoding="utf-8")
-    rows = json.loads(record)["files"]
-    volumes.make_volume(engine, release)
-    order = {"do": "make_way", "folder": HOME, "record": record}
-    say("looking at what is there of the checkpoint")
-    answer = volumes.ask(engine, release, order | {"deep": deep}, mode="rw")
-    if answer.get("complete") is True:
-        return Sent(0, len(rows))
-    found = read_answer(answer, rows)
-    total = sum(rows[name]["size"] for name in found.lacking)
-    if total + SPARE > found.free:
-        raise DiskError(f"the checkpoint needs {total + SPARE:,} bytes in a volume, {found.free:,} are free there")
-    say(f"sending {len(found.lacking)} of {len(rows)} files of the checkpoint, {size(total)}")
-    with carrier(engine, release) as container:
-        with progress(total) as sent:
-            for name in found.lacking:
-                with (folder / name).open("rb") as file:
-                    data = Slice(file, 0, (folder / name).stat().st_size)
-                    put_file(container, name, data.size, counted(data.chunks(), sent))
-        say("hashing it there")
-        answer = volumes.ask(engine, release, order | {"deep": False}, mode="rw")
-        if wrong := read_answer(answer, rows).lacking:
-            cause = f"{folder / wrong[0]} arrived with other bytes than recorded"
-            step = f"the same command again; invoke promote {release.tag} --deep looks for damage on this machine"
-            raise CheckpointError(cause, next_step=step)
-        put_file(container, RECORD, len(record.encode()), [record.encode()])
-    return Sent(len(found.lacking), len(rows) - len(found.lacking), total)
-
-
-def read_answer(answer: Mapping[str, Any], rows: Mapping[str, Any]) -> Answer:
-    """EngineError for an answer of another form: the machine may be anybody's."""
-    with contextlib.suppress(ValidationError):
-        found = Answer.model_validate(answer)
-        if {*found.lacking} <= rows.keys():
-            return found
-    step = "find out what answers there: it is not the program that was sent"
-    raise EngineError("the checkpoint's volume: got something else than the files that are lacking", next_step=step)
-
-
-@contextlib.contextmanager
-def carrier(engine: Engine, release: Release) -> Iterator[Container]:
-    """A container that is never started, through which files go into the volume."""
-    with engine_errors():
-        label = {"label": f"{CARRIER}={release.checkpoint_key}"}
-        for left in engine.containers.list(all=True, filters=label, ignore_removed=True):
-            volumes.remove(left)
-        container = volumes.create(engine, release, CARRIER, at=HOME, mode="rw")
-        try:
-            yield container
-        finally:
-            volumes.remove(container)
-
-
-def put_file(container: Container, name: str, length: int, chunks: Iterable[bytes]) -> None:
-    """A file of the image's user, read-only, with the folders that it lies in."""
-    members = [tarfile.TarInfo(parent.as_posix()) for parent in reversed(PurePosixPath(name).parents[:-1])]
-    for parent in members:
-        parent.type, parent.mode = tarfile.DIRTYPE, 0o755
-    file = tarfile.TarInfo(name)
-    file.size, file.mode = length, 0o444
-    members.append(file)
-    for member in members:
-        member.uid = member.gid = UID
-    heads = [member.tobuf(tarfile.GNU_FORMAT) for member in members]
-    with engine_errors():
-        container.put_archive(HOME, itertools.chain(heads, chunks, [padding(length) + END]))
+    if checkpoint:
+        remote.send_checkpoint(url, release, Releases(paths).checkpoint(release), deep=deep)
+    return sent
 
 
 @contextlib.contextmanager

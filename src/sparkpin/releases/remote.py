@@ -20,8 +20,9 @@ LOGIN = re.compile(r"ssh://(?P<host>([^@]+@)?(\[[0-9a-f:]+\]|[^:]+))(:(?P<port>\
 
 
 def checkpoint_at(url: str, release: Release) -> str:
-    """Where the release's checkpoint lies on an ssh host, or would lie. InputError for another url, NetworkError."""
-    return run_there(url, find_folder(release, 'echo "$d"'))
+    """The folder on an ssh host that has the release's checkpoint, "" where none is. InputError for another url,
+    NetworkError."""
+    return run_there(url, find_folder(release, f'if [ -f "$d/{RECORD}" ]; then echo "$d"; fi'))
 
 
 def send_checkpoint(url: str, release: Release, folder: Path, *, deep: bool = False) -> None:
@@ -34,10 +35,6 @@ def send_checkpoint(url: str, release: Release, folder: Path, *, deep: bool = Fa
     compare = ["--checksum"] if deep else []
     rsync(url, folder, there, *compare, "--delete", *(f"--exclude=/{name}" for name in OWN))
     rsync(url, folder, there, f"--include=/{RECORD}", "--exclude=*")
-
-
-def remove_checkpoint(url: str, release: Release) -> None:
-    run_there(url, find_folder(release, 'rm -rf -- "$d"'))
 
 
 def find_folder(release: Release, then: str) -> str:

@@ -86,9 +86,11 @@ def gpus(root: Path) -> list[str]:
 
 
 def record(folder: Path) -> str:
-    """SHA-256 of the checkpoint's own record, "" where there is none."""
+    """SHA-256 of the checkpoint's own record, "" where there is none, or a file is not there or of another size."""
     with contextlib.suppress(OSError):
-        return hashlib.sha256((folder / RECORD).read_bytes()).hexdigest()
+        data = (folder / RECORD).read_bytes()
+        if all((folder / name).stat().st_size == row["size"] for name, row in json.loads(data)["files"].items()):
+            return hashlib.sha256(data).hexdigest()
     return ""
 
 

@@ -93,8 +93,6 @@ def create(engine: Engine, name: str, wanted: LaunchOrder, checked: Checked | No
 
 def order_of(wanted: LaunchOrder, checked: Checked, rank: int, group: str) -> LaunchOrder:
     """The order of one machine: its addresses, its checkpoint, its memory."""
-    from sparkpin.releases.volumes import volume_name  # slow to import
-
     release = wanted.release
     node, env = node_at(checked, rank)
     labels: dict[str, str] = {**wanted.labels, GROUP_LABEL: group}
@@ -104,7 +102,7 @@ def order_of(wanted: LaunchOrder, checked: Checked, rank: int, group: str) -> La
     else:
         home, recipe = labels.pop(HOME_LABEL), labels.pop(LABEL)  # else `status` there took it for a service
         labels |= {RANK_LABEL: str(rank), OWNER_LABEL: owner(home), RECIPE_LABEL: recipe}
-        checkpoint = volume_name(release.checkpoint_key)
+        checkpoint = checked.folders[rank]
     return replace(
         wanted,
         release=replace(release, env={**release.env, **env}),

@@ -25,6 +25,7 @@ from sparkpin.host.ssh import SECONDS, engine_at, errors_of
 from sparkpin.pins.nodes import STORE_PORT, example, nodes_of
 from sparkpin.pins.vllm_flags import MODEL_PATH
 from sparkpin.releases import container as running
+from sparkpin.releases import remote
 from sparkpin.releases.current import GoneError
 from sparkpin.releases.record import Release
 from sparkpin.serve import inside_link
@@ -34,7 +35,6 @@ from sparkpin.serve.ports import listeners
 
 HERE = "here"
 NODES_FILE = ".nodes.json"
-LOOK_LABEL = "sparkpin.look"
 LOOK_MEMORY = 1 << 29
 LOOK_SECONDS = 90
 SHORT_SECONDS = 8  # for a machine that may be away
@@ -180,37 +180,28 @@ def connected(engine: Engine, urls: Sequence[str]) -> Iterator[tuple[Machine, ..
 
 
 def require_model(machine: Machine, release: Release) -> str:
-    """The volume of another machine that has the checkpoint. An error where that is not there, or the image."""
-    from sparkpin.releases.volumes import checkpoint_volume  # slow to import
-
+    """The checkpoint's folder on another machine. An error where that is not there, or the image."""
     step = f"invoke export {release.tag} {machine.where} --with-checkpoint"
     with machine.errors():
         info = machine.engine.image(release.tag)
     if info is None or info.config_digest != release.image:
         cause = f"image {release.tag}: got {info.config_digest if info else 'none'}, expected {release.image}"
         raise (IntegrityError if info else GoneError)(f"{machine.where}: {cause}", next_step=step)
-    with machine.errors():
-        volume = checkpoint_volume(machine.engine, release)
-    if volume is None:
-        cause = f"the checkpoint of {release.tag} ({release.checkpoint_key[:16]}) is not there, or half"
-        raise CheckpointError(f"{machine.where}: {cause}", next_step=step)
-    return volume
+    if folder := remote.checkpoint_at(machine.where, release):
+        return folder
+    raise CheckpointError(f"{machine.where}: no checkpoint of {release.tag} is there", next_step=step)
 
 
-def examined(machine: Machine, release: Release, checkpoint: Path | str) -> HostFacts:
+def examined(machine: Machine, release: Release, checkpoint: str) -> HostFacts:
     """What `inside_link` prints there, in a container with the host's network that is gone afterwards. HostError for
-    another answer: the machine may be anybody's. checkpoint: a folder of this machine, or a volume there."""
-    from sparkpin.releases.volumes import sweep  # slow to import
-
+    another answer: the machine may be anybody's. checkpoint: its folder there."""
     with machine.errors():
-        sweep(machine.engine, LOOK_LABEL)
         container = machine.engine.containers.create(
             release.tag,
-            labels={LOOK_LABEL: ""},
             entrypoint=[*running.PYTHON, "-c", Path(inside_link.__file__).read_text(encoding="utf-8")],
             command=[],
             network_mode="host",
-            volumes={str(checkpoint): {"bind": MODEL_PATH, "mode": "ro"}},
+            volumes={checkpoint: {"bind": MODEL_PATH, "mode": "ro"}},
             **running.sandbox({}, memory=LOOK_MEMORY),
         )
         try:
@@ -228,12 +219,14 @@ def examined(machine: Machine, release: Release, checkpoint: Path | str) -> Host
 
 @dataclass(frozen=True)
 class Checked:
-    """Machines that can serve a release together. faces: of the link between them; limits: bytes of memory on each."""
+    """Machines that can serve a release together. faces: of the link between them; limits: bytes of memory on each;
+    folders: of the checkpoint on each."""
 
     nodes: Nodes
     machines: tuple[Machine, ...]
     faces: tuple[Interface, ...]
     limits: tuple[int, ...]
+    folders: tuple[str, ...]
 
 
 def check(
@@ -252,16 +245,15 @@ def check(
     from sparkpin.releases.runs_here import uses_gpu  # slow to import, both
     from sparkpin.serve import memory_limit
 
-    def look(machine: Machine) -> HostFacts:
-        folder = checkpoint.absolute() if machine.where == HERE else require_model(machine, release)
-        return examined(machine, release, folder)
-
-    facts = each(machines, look)
+    folders = [str(checkpoint.absolute()), *each(machines[1:], lambda machine: require_model(machine, release))]
+    pairs = zip(machines, folders, strict=True)
+    facts = each([*pairs], lambda pair: examined(pair[0], release, pair[1]))
     for one in facts:
         if one.record != facts[0].record:
-            raise IntegrityError(
-                f"{one.where}: the checkpoint's record: got SHA-256 {one.record}, expected {facts[0].record} as here",
-                next_step=f"remove the volume there, then invoke export {release.tag} {one.where} --with-checkpoint",
+            raise CheckpointError(
+                f"{one.where}: the checkpoint is half there, or another: got record {one.record or 'none'}, "
+                f"expected {facts[0].record} as here",
+                next_step=f"invoke export {release.tag} {one.where} --with-checkpoint",
             )
     faces = links.choose(facts, nodes.link)
     network = faces[0].place.network
@@ -282,4 +274,4 @@ def check(
             f"here: port {STORE_PORT} is taken: a machine serves one such model at a time",
             next_step="invoke stop of the other one, or of its smoke test; ss -ltnp says who has it",
         )
-    return Checked(replace(nodes, link=str(network)), machines, faces, tuple(limits))
+    return Checked(replace(nodes, link=str(network)), machines, faces, tuple(limits), tuple(folders))

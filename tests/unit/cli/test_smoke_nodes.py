@@ -20,7 +20,6 @@ from sparkpin.host.containers import Container
 from sparkpin.host.machine import Gpu
 from sparkpin.releases import container as running
 from sparkpin.releases import runs_here
-from sparkpin.releases.volumes import volume_name
 from sparkpin.serve import nodes
 from sparkpin.serve.nodes import Nodes, NodesOptions
 from sparkpin.smoke import server
@@ -58,7 +57,7 @@ def test_each_container_gets_what_its_machine_has(
 ) -> None:
     faces = [SimpleNamespace(address=f"10.0.0.{n}", name=f"eth{n}", rdma=(f"r{n}",)) for n in (1, 2)]
     machines = [nodes.Machine(url, SimpleNamespace()) for url in KEPT.urls]  # type: ignore[arg-type]
-    checked: Any = SimpleNamespace(faces=faces, machines=machines)
+    checked: Any = SimpleNamespace(faces=faces, machines=machines, folders=(str(tmp_path), "/there"))
     places = [smoke.place_of(checked, rank, PAIR, tmp_path) for rank in range(2)]
     made: list[dict[str, Any]] = []
 
@@ -73,7 +72,7 @@ def test_each_container_gets_what_its_machine_has(
     here, other = made
     assert [one["engine"] for one in made] == [machine.engine for machine in machines]
     assert {str(tmp_path), socket, "cache"} == set(here["volumes"]) and not here["place"].where
-    assert {volume_name(PAIR.checkpoint_key), "cache"} == set(other["volumes"]) and other["place"].where
+    assert {"/there", "cache"} == set(other["volumes"]) and other["place"].where
     assert [one["environment"]["VLLM_HOST_IP"] for one in made] == ["10.0.0.1", "10.0.0.2"]
     assert [one["environment"]["NCCL_IB_HCA"] for one in made] == ["=r1", "=r2"]
     assert [one["network_mode"] for one in made] == ["host", "host"] and all(one["devices"] for one in made)

@@ -19,7 +19,6 @@ from sparkpin.core.errors import (
 )
 from sparkpin.core.paths import Paths
 from sparkpin.host.containers import NotFound
-from sparkpin.releases import volumes as checkpoint_volumes
 from sparkpin.serve import linked, nodes, waiting
 from sparkpin.serve.nodes import Nodes, NodesOptions
 
@@ -102,26 +101,21 @@ class Site:
         self.client = self
         self.containers = self
 
-    def list(self, *, filters: dict[str, Any], **options: Any) -> list[Box]:
-        return [one for one in self.boxes if filters["label"] in one.labels and one.status in filters["status"]]
-
     def get(self, name: str) -> Box:
         for one in self.boxes:
             if one.name == name:
                 return one
         raise NotFound(name)
 
-    def create(self, image: str, *, labels: dict[str, str], **options: Any) -> Box:
-        made = Box(self, "", "created", labels)
+    def create(self, image: str, **options: Any) -> Box:
+        made = Box(self, "", "created")
         made.log = self.log
         self.boxes.append(made)
         return made
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.setattr(checkpoint_volumes, "MOMENT_SECONDS", 0.05)
-    monkeypatch.setattr(checkpoint_volumes, "LOOK_SECONDS", 0.01)
+def engine() -> Site:
     return Site()
 
 
@@ -146,25 +140,11 @@ def test_what_another_machine_answers_is_not_believed(engine: Site, log: bytes) 
     """No host here answers wrongly by itself."""
     machine = nodes.Machine("ssh://b", engine)  # type: ignore[arg-type]
     engine.log = b"a warning of Python's\n" + json.dumps(TOLD).encode()
-    assert nodes.examined(machine, PAIR, "volume").interfaces[0].name == "e"
+    assert nodes.examined(machine, PAIR, "/checkpoint").interfaces[0].name == "e"
     engine.log = log
     with pytest.raises(HostError, match="ssh://b"):
-        nodes.examined(machine, PAIR, "volume")
+        nodes.examined(machine, PAIR, "/checkpoint")
     assert not engine.boxes
-
-
-def test_what_a_killed_run_left_there_goes_with_the_next(engine: Site) -> None:
-    label = {nodes.LOOK_LABEL: ""}
-    engine.boxes = [
-        Box(engine, "left", "created", label),
-        Box(engine, "ended", "exited", label),
-        Box(engine, "of a run that goes on", "created", label, "running"),
-        Box(engine, "somebody's", "created"),
-    ]
-    engine.log = json.dumps(TOLD).encode()
-    machine = nodes.Machine("ssh://b", engine)  # type: ignore[arg-type]
-    assert nodes.examined(machine, PAIR, "volume").record == "r"
-    assert [one.name for one in engine.boxes] == ["of a run that goes on", "somebody's"]
 
 
 def test_a_node_that_stays_down_is_not_whole_nor_waited_for(engine: Site, monkeypatch: pytest.MonkeyPatch) -> None:
