@@ -23,7 +23,7 @@ from sparkpin.host.engine import Engine, engine_of
 from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.host.machine import Host, Requirement, State, checked
 from sparkpin.pins import manifests, schema
-from sparkpin.recipes import known_issues
+from sparkpin.recipes import rules
 from sparkpin.releases.runs_here import obstacle_of
 from sparkpin.serve.memory import recipe as planning
 
@@ -130,8 +130,8 @@ def known(machine: Host, issues: tuple[schema.KnownIssue, ...]) -> Iterator[Requ
     driver = gpu.read_gpu_facts({}).driver
     seen = {"kernel": kernel, "driver": driver, "memory": f"{machine.memory_total / 1e9:.0f}"}
     for issue in issues:
-        if issue.when.keys() <= seen.keys() and known_issues.holds(issue, seen.get):
-            yield Requirement(issue.name, "advice", known_issues.told(issue, seen.get), issue.do)
+        if issue.when.keys() <= seen.keys() and rules.holds(issue, seen.get):
+            yield Requirement(issue.name, "advice", rules.told(issue, seen.get), issue.do)
 
 
 def is_here(paths: Paths, lock: schema.ModelLock) -> bool:

@@ -21,7 +21,7 @@ def notes_of(paths: Paths, pairing: Pairing) -> tuple[str, ...]:
         mistakes = [str(finding).removeprefix("error: ") for finding in check.mistakes(paths.project, pairing)]
     templates = templates_of(paths.project, pairing.recipe.mods).items()
     if templates:
-        from sparkpin.recipes.mapping import about
+        from sparkpin.recipes.adopt import about
     return (
         *(f"note: {line}" for line in overruled(pairing.recipe, pairing.stack, pairing.chain)),
         *(f"warning: {recipe}: {mistake}" for mistake in mistakes),

@@ -23,10 +23,10 @@ from sparkpin.pins.mods import in_workspace, templates_of, to_fetch
 from sparkpin.pins.nodes import spread
 from sparkpin.pins.reading import parse
 from sparkpin.pins.schema import UNRESOLVED
-from sparkpin.recipes import check, export, mapping, yamlfile
+from sparkpin.recipes import check, export
 from sparkpin.recipes import recipe as foreign
-from sparkpin.recipes.adopt import adopt, plain_name
-from sparkpin.recipes.finding import ORDER, RecipeFinding
+from sparkpin.recipes.adopt import about, adopt, plain_name
+from sparkpin.recipes.rules import ORDER, RecipeFinding
 from sparkpin.releases import container
 from sparkpin.releases.kept_inputs import project_of, reason
 from sparkpin.releases.record import Releases
@@ -196,7 +196,7 @@ def recipe_import(
     taken = parse(schema.Recipe, made.value, target)  # before anything is fetched or written
     pin, new = pin_of(paths, taken.model, made.model_revision)
     unmapped = [f"not mapped: {line}" for line in made.unmapped]
-    head = f"Taken over from {path.name}, a recipe of version {read.said_version}, by `invoke recipe import`."
+    head = f"Taken over from {path.name}, a recipe of version {read.version}, by `invoke recipe import`."
     try:
         if new and not dry_run:
             write(new, pin.model_dump(exclude={"name"}, exclude_unset=True), [f"Made for {path.name}."])
@@ -207,7 +207,7 @@ def recipe_import(
         raise
     value, wrote = made.value | {"model_revision": revision}, "would write" if dry_run else "wrote"
     if dry_run:
-        show(tame(yamlfile.text_of(value, [head, *unmapped])))
+        show(tame(export.text_of(value, [head, *unmapped])))
     else:
         write(target, value, [head, *unmapped])
     lines = [f"{wrote} pins/models/{pin.name}.yaml"] if new else []
@@ -224,7 +224,7 @@ def recipe_import(
 
 def write(path: Path, value: dict[str, Any], comments: Sequence[str]) -> None:
     with files.atomic_file(path) as out:
-        out.write(yamlfile.text_of(value, comments).encode())
+        out.write(export.text_of(value, comments).encode())
 
 
 def pin_of(paths: Paths, repo: str, revision: str) -> tuple[schema.ModelPin, Path | None]:
@@ -287,7 +287,7 @@ def recipe_show(
     notes += [f"{one.line.removeprefix('chosen: ')}; their runners leave it out" for one in added]
     if chosen.gpu and ALLOCATOR not in env:
         notes.append(f"{ALLOCATOR}=expandable_segments:True, which their runners set on a Spark, is not set here")
-    notes += [mapping.about(*one) for one in templates_of(project, read.mods).items()]
+    notes += [about(*one) for one in templates_of(project, read.mods).items()]
     tables = {"command": words, "environment": variables}
     if as_json:
         value = {key: [{"text": printable(text), "from": of} for text, of in rows] for key, rows in tables.items()}

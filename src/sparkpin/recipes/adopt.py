@@ -1,20 +1,25 @@
-"""A community's recipe as one of ours: pinned model, stack, stage, and a command that needs no other recipe's rules."""
+"""A community's recipe as one of ours: pinned model, stack, stage, and a command that needs no other recipe's rules.
+
+A container there is whatever was newest on the day that it was built, so none maps to the very same software; what is
+told is which stack takes its place, and what cannot be had.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sparkpin.core.errors import ManifestError, clipped
+from sparkpin.core.tags import IMAGE
 from sparkpin.core.terminal import printable
 from sparkpin.pins import drafters, manifests
-from sparkpin.pins.mods import template_names
+from sparkpin.pins.mods import is_needless, mod_of, template_names
 from sparkpin.pins.nodes import EXECUTOR, NODES, PER_NODE, PIPELINE, TENSOR
-from sparkpin.pins.schema import UNRESOLVED
+from sparkpin.pins.schema import UNRESOLVED, ChatTemplate
 from sparkpin.pins.values import require_values
 from sparkpin.pins.vllm_flags import (
     ALIASES,
@@ -26,28 +31,30 @@ from sparkpin.pins.vllm_flags import (
     set_flag,
     tls_flags,
 )
-from sparkpin.recipes import mapping, template
-from sparkpin.recipes.finding import LONGEST
-from sparkpin.recipes.flags import PLUGINS, lacking_files
-from sparkpin.recipes.recipe import CommunityRecipe
+from sparkpin.recipes.export import command_of
+from sparkpin.recipes.recipe import ELSEWHERE, OURS, V1_KEYS, V2_KEYS, CommunityRecipe
 from sparkpin.recipes.render import as_run_here, machines_of, served_model
-from sparkpin.recipes.sources import RenderedServer
+from sparkpin.recipes.rules import LONGEST, PLUGINS, lacks_file
+from sparkpin.recipes.shell import FACTS, Launch
+from sparkpin.releases import compile_caches
 
+STACK, STAGE = "spark", "base"
 HERE = "127.0.0.1"
 REVISION = "--revision"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Adopted:
-    """value: of recipes/NAME.yaml, with the model's commit left open; model_revision: what the recipe says of that.
+    """told: what takes the place of what; unmapped: what has no counterpart; mods: chat templates, which stay.
 
-    told, unmapped: as `Mapped` has them.
+    value: of recipes/NAME.yaml, with the model's commit left open; model_revision: what the recipe says of that.
     """
 
-    value: dict[str, Any]
-    model_revision: str
-    told: tuple[str, ...]
-    unmapped: tuple[str, ...]
+    told: list[str] = field(default_factory=list)
+    unmapped: list[str] = field(default_factory=list)
+    mods: list[str] = field(default_factory=list)
+    value: dict[str, Any] = field(default_factory=dict)
+    model_revision: str = ""
 
 
 def plain_name(text: str) -> str:
@@ -55,68 +62,132 @@ def plain_name(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "recipe"
 
 
-def as_served(recipe: CommunityRecipe) -> tuple[str, RenderedServer]:
-    """The model that its command serves, and what is run of it here. ManifestError for what is not `vllm serve` of a
-    repository."""
-    rendered = as_run_here(recipe)
-    model = served_model(recipe, rendered.argv)
-    if rendered.missing:
-        raise ManifestError(recipe.path, "command", f"{{{rendered.missing[0]}}}", "a key of `defaults`")
-    argv = with_plan(rendered.argv, recipe.path)
-    env = {name: value for name, value in rendered.env.items() if not mapping.useless(name)}
-    require_values(argv, env, recipe.path)
-    return model, replace(rendered, argv=tuple(argv))
-
-
 def adopt(
     project: Path, recipe: CommunityRecipe, name: str, *, stack: str | None = None, stage: str | None = None
 ) -> Adopted:
-    """Raises ManifestError for what cannot be served, and for what needs more than one GPU a machine."""
+    """Raises ManifestError for what cannot be served, and for what needs more than one GPU a machine.
+
+    stack, stage: what people name in place of the container's.
+    """
     model, server = as_served(recipe)
-    made = mapping.mapped(recipe, stack=stack, stage=stage)
-    chosen = manifests.load_stack(project, made.stack)
-    manifests.load_chain(project, made.stage)
-    mapping.take_mods(made, recipe, project, chosen.vllm)
+    chosen, last = place_of(recipe, stack, stage)
+    vllm = manifests.load_stack(project, chosen).vllm
+    manifests.load_chain(project, last)
+    made = Adopted(unmapped=[*recipe.left, *unread_keys(recipe)])
+    tell_container(made, recipe, chosen, is_named=stack is not None)
+    take_mods(made, recipe, project, vllm)
     made.unmapped += server.left
     nodes = machines_of(recipe)
     require_one_gpu(recipe.path, server.argv, nodes)
-    dropped, lacking, drafter = left_out(project, server.argv, made.mods)
-    made.unmapped += lacking
-    if recipe.origin and nodes == 1:  # its backend is for one machine
-        dropped.remove(EXECUTOR)
+    words = leave_out(made, project, server.argv, keeps_backend=recipe.origin is not None and nodes == 1)
+    draft = drafters.second_model(drafters.speculation(words))
     if nodes > 1 and not recipe.origin:
         made.told.append(f"for a cluster -> nodes: {nodes}; vLLM itself joins the machines, without Ray")
     if nodes == 1 and str(split := recipe.defaults.get("tensor_parallel", 1)) != "1":
         made.told.append(f"tensor_parallel {split} -> 1: one machine with one GPU")
-    host = flag_value(server.argv, "--host")
-    if host not in (None, HERE):
+    if (host := flag_value(words, "--host")) not in (None, HERE):
         made.told.append(f"--host {host} -> {HERE}, where nobody else reaches it")
-    if server.argv[2] != model:
-        made.told.append(f"vllm serve {server.argv[2]} -> {model}, which is mounted at {MODEL_PATH}")
-    made.told += [f"env {key} -> left out: {why}" for key in server.env if (why := mapping.useless(key))]
-    words = drop_flags([*server.argv[:2], MODEL_PATH, *server.argv[3:]], *dropped)
-    command, defaults = template.command_of(words if host is None else set_flag(words, "--host", HERE), doubled=True)
+        words = set_flag(words, "--host", HERE)
+    if words[2] != model:
+        made.told.append(f"vllm serve {words[2]} -> {model}, which is mounted at {MODEL_PATH}")
+    made.told += [f"env {key} -> left out: {why}" for key in server.env if (why := useless(key))]
+    command, defaults = command_of([*words[:2], MODEL_PATH, *words[3:]], doubled=True)
     value: dict[str, Any] = {
         "recipe_version": "1",
         "name": name,
         "description": recipe.description or f"{model}, from {recipe.path.name}",
         "model": model,
         "model_revision": UNRESOLVED,
-        "drafter": drafter,
+        "drafter": draft,
         "container": f"sparkpin/{name}",
-        "stack": made.stack,
-        "stage": made.stage,
+        "stack": chosen,
+        "stage": last,
         "nodes": nodes if nodes > 1 else None,
         "mods": made.mods,
         "defaults": defaults,
-        "env": {key: text for key, text in server.env.items() if not mapping.useless(key)},
+        "env": {key: text for key, text in server.env.items() if not useless(key)},
         "command": command,
     }
-    told, unmapped = (
-        tuple(clipped(printable(line), LONGEST) for line in lines) for lines in (made.told, made.unmapped)
-    )
-    revision = recipe.model_revision or flag_value(server.argv, REVISION) or ""
-    return Adopted({key: part for key, part in value.items() if part not in ([], {}, None)}, revision, told, unmapped)
+    made.value = {key: part for key, part in value.items() if part not in ([], {}, None)}
+    made.model_revision = recipe.model_revision or flag_value(server.argv, REVISION) or ""
+    for lines in (made.told, made.unmapped):
+        lines[:] = [clipped(printable(line), LONGEST) for line in lines]
+    return made
+
+
+def as_served(recipe: CommunityRecipe) -> tuple[str, Launch]:
+    """The model that its command serves, and what is run of it here. ManifestError for what is not `vllm serve` of a
+    repository."""
+    server = as_run_here(recipe)
+    model = served_model(recipe, server.argv)
+    if server.missing:
+        raise ManifestError(recipe.path, "command", f"{{{server.missing[0]}}}", "a key of `defaults`")
+    argv = with_plan(server.argv, recipe.path)
+    require_values(argv, {name: value for name, value in server.env.items() if not useless(name)}, recipe.path)
+    return model, replace(server, argv=tuple(argv))
+
+
+def place_of(recipe: CommunityRecipe, stack: str | None = None, stage: str | None = None) -> tuple[str, str]:
+    """Stack and stage in place of a recipe's container, where nobody names others."""
+    if recipe.origin:
+        found = (recipe.origin.stack, recipe.origin.stage)
+    else:
+        ours = IMAGE.fullmatch(recipe.container)
+        found = (ours[1], ours[2]) if ours else (STACK, STAGE)
+    return stack or found[0], stage or found[1]
+
+
+def tell_container(made: Adopted, recipe: CommunityRecipe, stack: str, *, is_named: bool) -> None:
+    said = recipe.container
+    there = next((kind for name, kind in FACTS["containers"].items() if re.fullmatch(name, said)), "")
+    why = "the recipe says so" if recipe.origin else there and f"there it is {there}"
+    if is_named or IMAGE.fullmatch(said) or why:
+        made.told.append(f"container {said or '(none)'} -> stack {stack}" + (f" ({why})" if why else ""))
+    else:
+        text = f"container {said}: nobody here knows what is in it; stack {stack} takes its place"
+        made.unmapped.insert(0, text)
+
+
+def unread_keys(recipe: CommunityRecipe) -> Iterator[str]:
+    """Keys that say something about the server and that nothing here reads."""
+    changes = [words for words in recipe.build_args if not {*words.split()} <= {*FACTS["build_args_without_effect"]}]
+    if changes:
+        yield f"build_args {' '.join(changes)}: no stack is built with it"
+    read = V1_KEYS | ELSEWHERE | {"model_revision", "runtime", "min_nodes", "max_nodes", "mode", "builder"}
+    read |= {*OURS} if recipe.origin else set()
+    for name, value in recipe.raw.items():
+        said = [part for part in value.values() if part] if isinstance(value, dict) else value
+        if name not in read and said:
+            yield f"the {'' if name in V2_KEYS else 'unknown '}key {name}: {clipped(str(value), 80)}"
+
+
+def useless(name: str) -> str:
+    """Why a variable of the community's containers is of no use in ours; "" where it may be."""
+    if name in FACTS["env_of_a_download"]:
+        return "nothing is downloaded: the model is mounted"
+    if name in FACTS["env_of_another_container"] or name in compile_caches.ENV:
+        return "a folder of another container: the caches here lie in a volume"
+    return ""
+
+
+def take_mods(made: Adopted, recipe: CommunityRecipe, project: Path, version: str) -> None:
+    """Mods that stay (chat templates), what takes the place of others, and those that are refused."""
+    known = manifests.load_community_mods(project)
+    for mod in recipe.applied:
+        name = mod_of(mod)
+        one = known.get(name)
+        if one and one.template:
+            made.mods.append(name)
+            made.told.append(about(name, one.template))
+        elif one and is_needless(one, version):
+            made.told.append(f"mod {name} -> nothing: {one.reason}")
+        else:
+            why = f"{one.reason}; instead: {one.instead or f'vLLM {one.needless}'}" if one else "no run.sh is run here"
+            made.unmapped.append(f"mod {mod}: {why}")
+
+
+def about(mod: str, template: ChatTemplate) -> str:
+    return f"mod {mod} -> the template {template.name} ({template.licence}) and no run.sh: {'; '.join(template.mends)}"
 
 
 def require_one_gpu(file: Path, argv: Sequence[str], nodes: int) -> None:
@@ -127,28 +198,25 @@ def require_one_gpu(file: Path, argv: Sequence[str], nodes: int) -> None:
             raise ManifestError(file, f"command, {short} or {flag}", count, "1: a recipe for one GPU")
 
 
-def left_out(project: Path, argv: Sequence[str], mods: Sequence[str]) -> tuple[list[str], list[str], str | None]:
-    """Flags that cannot be served here, what is told of those that will be missed, and the draft model, if it is pinned
-    here."""
-    dropped, lacking = [EXECUTOR, REVISION, NODES, *PER_NODE], list[str]()
-    given = {flag.key for flag in parse_flags(argv)[1]}
+def leave_out(made: Adopted, project: Path, argv: Sequence[str], *, keeps_backend: bool = False) -> list[str]:
+    """The words without flags that cannot be served here. What will be missed is told."""
+    dropped = [REVISION, NODES, *PER_NODE, *([] if keeps_backend else [EXECUTOR])]
     for flag in tls_flags(argv):
         dropped.append(flag)
-        lacking.append(f"{flag}: served by plain HTTP; a proxy before the server can do TLS")
-    for flag, file in lacking_files(argv, template_names(project, mods)).items():
-        parsers = [parser for parser, plugin in PLUGINS.items() if plugin == flag and parser in given]
-        dropped += [flag, *parsers]
-        lost = "".join(f", and with it {parser} {flag_value(argv, parser)}" for parser in parsers)
-        lacking.append(f"{flag} {file}: that file is not here{lost}")
+        made.unmapped.append(f"{flag}: served by plain HTTP; a proxy before the server can do TLS")
+    templates = template_names(project, made.mods)
+    for flag in FACTS["flags_of_files"]:
+        if lacks_file(flag, file := flag_value(argv, flag) or "", argv[2], templates):
+            parsers = [name for name, plugin in PLUGINS.items() if plugin == flag and flag_value(argv, name)]
+            dropped += [flag, *parsers]
+            lost = "".join(f", and with it {parser} {flag_value(argv, parser)}" for parser in parsers)
+            made.unmapped.append(f"{flag} {file}: that file is not here{lost}")
     draft = drafters.second_model(drafters.speculation(argv))
-    if draft is None or draft in pinned_drafters(project):
-        return dropped, lacking, draft
-    lacking.append(f"{drafters.FLAG}: no pin has the draft model {draft} (docs/drafters.md); served without")
-    return [*dropped, drafters.FLAG], lacking, None
-
-
-def pinned_drafters(project: Path) -> set[str]:
-    return {pin.repositories[pin.base].repo for pin in manifests.readable_models(project)[0] if pin.drafts}
+    pins = manifests.readable_models(project)[0]
+    if draft is not None and draft not in [pin.repositories[pin.base].repo for pin in pins if pin.drafts]:
+        dropped.append(drafters.FLAG)
+        made.unmapped.append(f"{drafters.FLAG}: no pin has the draft model {draft} (docs/drafters.md); served without")
+    return drop_flags(argv, *dropped)
 
 
 def with_plan(argv: Sequence[str], file: object) -> list[str]:

@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sparkpin.build.pair import Pairing
-from sparkpin.checkpoint.shapes import config_ahead
-from sparkpin.core.errors import WHOLE, InputError, ManifestError, SparkpinError
+from sparkpin.core.errors import WHOLE, InputError, SparkpinError
 from sparkpin.core.names import did_you_mean
-from sparkpin.core.terminal import count
 from sparkpin.pins import manifests, schema, vllm_command
-from sparkpin.pins.mods import read_templates, template_names
-from sparkpin.pins.nodes import PER_NODE, PIPELINE, nodes_of, spread, word_faults
+from sparkpin.pins.mods import read_templates
+from sparkpin.pins.nodes import PER_NODE, nodes_of, spread, word_faults
 from sparkpin.pins.values import BETTER, value_faults
 from sparkpin.pins.vllm_flags import CACHE_TYPE, drop_flags, flag_value
-from sparkpin.recipes import flags, known_issues, placeholders
 from sparkpin.recipes import recipe as foreign
-from sparkpin.recipes.adopt import adopt, plain_name
-from sparkpin.recipes.finding import RecipeFinding, ordered, warning
-from sparkpin.recipes.finding import error as mistake
-from sparkpin.recipes.flags import PlannedServer
-from sparkpin.recipes.mapping import mapped, useless
-from sparkpin.recipes.render import EXPANDED, as_run_here, machines_of, served_model
-from sparkpin.recipes.sources import RUNNERS
-from sparkpin.recipes.vllm_parser import nearest, parser_of
-from sparkpin.serve.memory.estimates import SPARK_TOTAL
-from sparkpin.serve.memory.node_shares import HYBRID_PIPELINE, share_faults
-
-PARSERS = ("--tool-call-parser", "--reasoning-parser")
-BITS = {r"fp8|int8|w8a|8bit": 8.0, r"nvfp4|fp4|int4|awq|gptq|4bit|w4a|autoround|prismaquant": 4.0,
-        r"exl\d|gguf|[23]bit|bpw|ternary|reap": 0.0}  # fmt: skip
-"""Of a weight, by what a model's name says; 0: too different to tell."""
-LACKS = "a lock: "  # as `manifests` begins what it wants of a pin that nobody has locked
+from sparkpin.recipes import render
+from sparkpin.recipes.adopt import adopt, place_of, plain_name, useless
+from sparkpin.recipes.rules import PlannedServer, RecipeFinding, findings, of_error, ordered
+from sparkpin.recipes.rules import error as mistake
+from sparkpin.recipes.shell import FACTS
+from sparkpin.recipes.vllm_parser import nearest
 
 
 @dataclass(frozen=True)
@@ -80,11 +66,11 @@ def check(project: Path, what: str, stack: str | None = None) -> CheckedRecipe:
             found += own_findings(project, read)
             return replace(checked, stack=read.stack, machines=read.nodes, model=read.model)
         recipe = foreign.load(path)
-        chosen = manifests.load_stack(project, mapped(recipe, stack=stack).stack)
+        chosen = manifests.load_stack(project, place_of(recipe, stack)[0])
         found += foreign_findings(project, recipe, chosen)
-        read_as = f"version {recipe.said_version}, compared with stack {chosen.name} (vLLM {chosen.vllm})"
+        read_as = f"version {recipe.version}, compared with stack {chosen.name} (vLLM {chosen.vllm})"
         checked = replace(checked, stack=chosen.name, model=recipe.model, read_as=read_as)
-        checked = replace(checked, machines=machines_of(recipe))
+        checked = replace(checked, machines=render.machines_of(recipe))
         made = adopt(project, recipe, plain_name(path.stem), stack=stack)  # what `import` would say
         found += [RecipeFinding("warning", "import", f"not mapped: {line}") for line in made.unmapped]
         found += [RecipeFinding("note", "import", line) for line in made.told]
@@ -98,10 +84,10 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
     """
     found = [*of_file(recipe)]
     with faults_of(found):
-        nodes, server = machines_of(recipe), as_run_here(recipe)
+        nodes, server = render.machines_of(recipe), render.as_run_here(recipe)
         argv, env = list(server.argv), server.env
-        served_model(recipe, argv)
-        chain = manifests.load_chain(project, mapped(recipe).stage)
+        render.served_model(recipe, argv)
+        chain = manifests.load_chain(project, place_of(recipe)[1])
         if recipe.model and argv[2] != recipe.model and not argv[2].startswith("/"):
             text = f"the command serves {argv[2]}, and `model` is {recipe.model}: the wrong one is fetched"
             found.append(mistake(text, "name the same model"))
@@ -114,7 +100,7 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
         if nodes > 1:
             argv, env = spread(drop_flags(argv, *PER_NODE), env, nodes, gpu=stack.gpu is not None)
         found += [of_error(fault) for fault in word_faults(argv, nodes_of(argv), recipe.path)]
-        found += of_server(project, recipe.model, argv, env, stack, recipe.applied, chain)
+        found += findings(PlannedServer(project, recipe.model, argv, env, stack, recipe.applied, chain))
     return ordered(found)
 
 
@@ -127,12 +113,12 @@ def of_file(recipe: foreign.CommunityRecipe) -> Iterator[RecipeFinding]:
         known = foreign.V1_KEYS if recipe.version == "1" else foreign.V2_KEYS
         yield RecipeFinding("warning", name, "its runner does not know this key", nearest(name, known))
     if recipe.version == "1":
-        yield from unused(recipe.defaults, placeholders.names_v1(recipe.command))
+        yield from unused(recipe.defaults, render.names_v1(recipe.command))
     elif recipe.version == "2":
-        asked = placeholders.names_v2(recipe.command, recipe.defaults) | {*RUNNERS["read_anyway"]}
-        yield from unused(recipe.defaults, asked if recipe.command else asked | {*RUNNERS["flags"]})
+        asked = render.names_v2(recipe.command, recipe.defaults) | {*FACTS["read_anyway"]}
+        yield from unused(recipe.defaults, asked if recipe.command else asked | {*FACTS["flags"]})
     for name, value in recipe.env.items():
-        if recipe.version == "1" and EXPANDED.search(value):
+        if recipe.version == "1" and render.EXPANDED.search(value):
             text, hint = "version 1 has bash expand it; in sparkpin it stays as written", "write the value itself"
             yield RecipeFinding("warning", f"env.{name}", text, hint)
 
@@ -147,7 +133,7 @@ def own_findings(project: Path, recipe: schema.Recipe, *, pinned: bool = True) -
     """Of a recipe of recipes/, with what its stack and stages add. pinned: False asks for no pin of its model."""
     own = str(project / recipe.file)
     found = [RecipeFinding("warning", f"env.{key}", why, "remove it") for key in recipe.env if (why := useless(key))]
-    found += unused(recipe.defaults, placeholders.names_v1(recipe.command))
+    found += unused(recipe.defaults, render.names_v1(recipe.command))
     with faults_of(found, own=own):
         stack, chain = manifests.load_stack(project, recipe.stack), manifests.load_chain(project, recipe.stage)
         with faults_of(found, "mods", own):
@@ -156,92 +142,15 @@ def own_findings(project: Path, recipe: schema.Recipe, *, pinned: bool = True) -
             if pinned and not (pin := manifests.model_of(project, recipe)).is_made:
                 manifests.load_model_lock(project, pin)
         argv, env = vllm_command.serve_argv(recipe, stack, chain)
-        found += of_server(project, recipe.model, argv, env, stack, recipe.mods, chain)
+        found += findings(PlannedServer(project, recipe.model, argv, env, stack, recipe.mods, chain))
     return ordered(found)
 
 
 def mistakes(project: Path, pairing: Pairing) -> list[RecipeFinding]:
     """What keeps a pairing's server from starting, or from doing what is meant: the errors alone."""
     recipe, stack = pairing.recipe, pairing.stack
-    found = of_server(project, recipe.model, pairing.argv, pairing.env, stack, recipe.mods, pairing.chain)
-    return [finding for finding in ordered(found) if finding.severity == "error"]
-
-
-def of_error(error: SparkpinError, key: str = WHOLE, *, own: str = "") -> RecipeFinding:
-    """key: that led to it, for what is wrong in another file than `own` (empty: in none)."""
-    if not isinstance(error, ManifestError):
-        return RecipeFinding("error", key, error.message, error.next_step)
-    if error.next_step.startswith(("invoke lock", "curl ")):  # that is no mistake
-        hint = f"next: {error.next_step.partition(': ')[0]}"
-        return RecipeFinding("note", key, error.expected.removeprefix(LACKS), hint)
-    elsewhere = own != "" and not own.endswith(error.file)
-    text = error.message if elsewhere else error.fault
-    hint = "" if error.next_step.startswith((f"correct {error.key} in ", f"correct {own},")) else error.next_step
-    meant = nearest(error.key.rpartition(".")[2], error.known)  # of a key that nobody knows
-    return RecipeFinding("error", key if elsewhere else error.key, text, meant or hint)
-
-
-def of_server(
-    project: Path,
-    model: str,
-    argv: Sequence[str],
-    env: dict[str, str],
-    stack: schema.Stack,
-    mods: Sequence[str],
-    chain: tuple[schema.Stage, ...],
-) -> list[RecipeFinding]:
-    """Of a server that would be started so."""
-    packages = None  # of a stack that was never locked
-    if (project / f"pins/stacks/{stack.name}.lock").is_file():
-        wheels = manifests.read_lock(schema.StackLock, project, stack.name).wheels
-        packages = frozenset(wheel.name.lower().replace("_", "-") for wheel in wheels)
-    served = PlannedServer(
-        model=model,
-        argv=tuple(argv),
-        env=env,
-        parser=parser_of(stack.vllm),
-        gpu=stack.gpu is not None,
-        packages=packages,
-        templates=template_names(project, mods),
-        chain=chain,
-    )
-    issues = manifests.load_known_issues(project)
-    found = [*flags.findings(served), *known_issues.findings(served, issues), *of_family(project, served)]
-    known, wanted = served.parser.version, served.parser.wanted
-    if known != wanted:
-        text = f"nothing is recorded of vLLM {wanted}: compared with {known}"
-        hint = "python benchmarks/vllm_parser.py records a release"
-        found.append(RecipeFinding("note", "stack", text, hint))
-    machines, split = nodes_of(argv), flag_value(argv, PIPELINE) or "1"
-    config = config_ahead(project, model)
-    if machines > 1 and split != "1" and known_issues.HYBRID.search(model):
-        found.append(mistake(f"{PIPELINE}: {HYBRID_PIPELINE}", f"{PIPELINE} 1"))
-    elif machines > 1 and config:
-        with contextlib.suppress(ManifestError, ValueError):  # a model that no plan here knows; numbers that are none
-            found += [of_error(fault) for fault in share_faults(config, argv, (), "the recipe")]
-    size = weights_of(model, served.value("--quantization") or "")
-    if served.gpu and size > SPARK_TOTAL * machines:
-        text = f"{model}: its weights are about {size / 1e9:.0f} GB, and {count(machines, 'machine')} of 128 GB"
-        found.append(mistake(f"{text} cannot hold them", "name more machines, or take a smaller model"))
-    return found
-
-
-def of_family(project: Path, served: PlannedServer) -> Iterator[RecipeFinding]:
-    """Of a parser that is another one than the model's family has: calls and thoughts would come as text."""
-    family = vllm_command.family_of(manifests.load_families(project), served.model)
-    for choice in family.serve if family else ():
-        given, known = served.value(choice.flag), str(choice.value)
-        if choice.flag in PARSERS and given and given.partition("_")[0] != known.partition("_")[0]:
-            text = f"{choice.flag} {given}: models of the family {family.name if family else ''} write for {known}"
-            yield warning(text, f"{choice.flag} {known}, or leave the flag out")
-
-
-def weights_of(model: str, quantization: str) -> float:
-    """Bytes; 0 where the name does not tell."""
-    name = model.rpartition("/")[2]
-    billions = re.search(r"(?<![\dA-Za-z.])(\d+(?:\.\d+)?)B(?![a-z])", name, re.IGNORECASE)
-    kinds = [bits for pattern, bits in BITS.items() if re.search(pattern, f"{name} {quantization}", re.IGNORECASE)]
-    return float(billions[1]) * 1e9 * min(kinds, default=16) / 8 if billions else 0
+    server = PlannedServer(project, recipe.model, pairing.argv, pairing.env, stack, recipe.mods, pairing.chain)
+    return [finding for finding in ordered(findings(server)) if finding.severity == "error"]
 
 
 def file_or_name(project: Path, what: str, stack: str | None = None) -> tuple[Path, bool]:

@@ -6,6 +6,7 @@ here lies in a folder of this machine: sparkrun mounts the folder that `model` n
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 from collections.abc import Sequence
@@ -13,18 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
+
 from sparkpin.core.errors import InputError, ManifestError
+from sparkpin.core.terminal import printable
 from sparkpin.pins import drafters
 from sparkpin.pins.nodes import EXECUTOR, NODES, nodes_of
 from sparkpin.pins.values import require_values
-from sparkpin.pins.vllm_flags import MODEL_PATH, drop_flags, flag_value, set_flag
+from sparkpin.pins.vllm_flags import MODEL_PATH, drop_flags, flag_value, parse_flags, set_flag
 from sparkpin.recipes import recipe as foreign
-from sparkpin.recipes import template, yamlfile
 from sparkpin.recipes.render import escaped, render
+from sparkpin.recipes.shell import FACTS
 
 Format = Literal["v1", "v2"]
 TOOLS: dict[Format, str] = {"v1": "spark-vllm-docker", "v2": "sparkrun"}
 HERE, EVERYWHERE = "127.0.0.1", "0.0.0.0"
+INDENT = " \\\n  "
 AS_ROOT = "VLLM_SPARK_EXTRA_DOCKER_ARGS='--user 0:0'"
 """spark-vllm-docker makes /workspace in the container, which our image's user may not."""
 
@@ -49,25 +54,21 @@ class ExportedRecipe:
 def export(subject: ExportedRecipe, form: Format) -> str:
     """ManifestError for words that this format cannot hold: its runner would make others of them."""
     if drafters.speculation(subject.argv).get("model") == drafters.PATH:
-        text = (
-            f"{subject.image} is served with a second model that lies in its checkpoint: no file of {form} can say so"
-        )
+        text = f"{subject.image} is served with a second model that lies in its checkpoint: {form} cannot say so"
         raise InputError(text, next_step=f"invoke export {subject.image}, which takes both")
     require_values(subject.argv, subject.env, subject.name)  # their runners' shells read all of it
     value = value_of(subject, form)
     server = render(foreign.of(value, Path(f"{subject.name}.yaml")))
-    made, wanted = as_compared([*server.argv, *server.left]), as_compared(subject.argv)
+    made, wanted = (
+        drop_flags([*argv[:2], MODEL_PATH, *argv[3:]], "--host", "--revision", EXECUTOR, NODES)
+        for argv in ([*server.argv, *server.left], subject.argv)
+    )  # without what a format says in its own way
     if made != wanted:
         word = next((one for one in wanted if one not in made), shlex.join(made))
         file = f"recipe {subject.name}, for {TOOLS[form]}"
         step = "take the other format, or leave that flag out of the recipe"
         raise ManifestError(file, "command", word, "words without its runner's placeholders", next_step=step)
-    return yamlfile.text_of(value, comments(subject, form, flag_value(server.argv, "--host")))
-
-
-def as_compared(argv: Sequence[str]) -> list[str]:
-    """Without what a format says in its own way."""
-    return drop_flags([*argv[:2], MODEL_PATH, *argv[3:]], "--host", "--revision", EXECUTOR, NODES)
+    return text_of(value, comments(subject, form, flag_value(server.argv, "--host")))
 
 
 def value_of(subject: ExportedRecipe, form: Format) -> dict[str, Any]:
@@ -75,66 +76,97 @@ def value_of(subject: ExportedRecipe, form: Format) -> dict[str, Any]:
     argv = list(subject.argv) if machines == 1 else drop_flags(subject.argv, EXECUTOR, NODES)  # their runners add them
     if form == "v2" and flag_value(argv, "--host") == HERE:  # sparkrun 0.4.2 asks the machine's own address
         argv = set_flag(argv, "--host", EVERYWHERE)
-    metadata = {"sparkpin": origin.model_dump()} if origin else {}
-    repository: dict[str, Any] = {}
+    ours = {"sparkpin": origin.model_dump()} if origin else {}
+    repository, env = dict[str, Any](), dict(subject.env)
     if subject.published and origin:
         argv[3:3] = ["--revision", origin.model_revision]  # sparkrun 0.2.40 fills in no {model_revision}
         repository = {"model": origin.model, "model_revision": origin.model_revision}
     argv[2] = "MODEL" if form == "v2" else repository.get("model", MODEL_PATH)
-    command, settings = template.command_of(argv, doubled=form == "v1")
-    if form == "v1":
-        cache = {"HF_HOME": "/root/.cache/huggingface"} if repository else {}
-        return {
-            "recipe_version": "1",
-            "name": subject.name,
-            "description": subject.description,
-            **{key: value for key, value in repository.items() if key == "model"},
+    command, settings = command_of(argv, doubled=form == "v1")
+    if form == "v2":
+        value = {
+            "recipe_version": "2",
+            **(repository or {"model": str(subject.checkpoint)}),
             "container": subject.image,
-            "solo_only" if machines == 1 else "cluster_only": True,
-            "metadata": metadata,
-            "defaults": settings,
-            "env": {name: escaped(value) for name, value in (subject.env | cache).items()},
-            "command": command,
         }
-    return {
-        "recipe_version": "2",
-        **(repository or {"model": str(subject.checkpoint)}),
-        "runtime": "vllm" if machines == 1 else "vllm-distributed",
-        "container": subject.image,
-        "min_nodes": machines,
-        "max_nodes": machines,
-        "metadata": {"description": subject.description, **metadata},
-        "defaults": settings,
-        "env": dict(subject.env),
-        "command": command.replace(" MODEL ", " {model} ", 1),
-    }
+        value |= {"runtime": "vllm" if machines == 1 else "vllm-distributed"}
+        value |= {"min_nodes": machines, "max_nodes": machines}
+        value |= {"metadata": {"description": subject.description, **ours}}
+        command = command.replace(" MODEL ", " {model} ", 1)
+    else:
+        value = {"recipe_version": "1", "name": subject.name, "description": subject.description}
+        value |= {key: name for key, name in repository.items() if key == "model"}
+        value |= {"container": subject.image, "solo_only" if machines == 1 else "cluster_only": True, "metadata": ours}
+        env = {key: escaped(text) for key, text in env.items()}
+        env |= {"HF_HOME": "/root/.cache/huggingface"} if repository else {}
+    return value | {"defaults": settings, "env": env, "command": command}
 
 
 def comments(subject: ExportedRecipe, form: Format, host: str | None) -> list[str]:
-    """host: where the server will listen; None where no flag says it."""
+    """host: where the server will listen, on all addresses where no flag says it."""
+    machines = nodes_of(subject.argv)
     lines = [
         f"{subject.image}, for {TOOLS[form]}. Written by `invoke recipe export`.",
         "The image has to be in the engine that runs it: invoke export to it, or to a file and docker load.",
     ]
-    if (machines := nodes_of(subject.argv)) > 1:
-        lines.append(f"For {machines} machines, each of which needs the image and the model's files.")
-    lines += listening(host)
-    if host != flag_value(subject.argv, "--host"):
-        lines.append(f"Where sparkrun runs on that machine, too, host: {HERE} does.")
-    if subject.published and subject.origin:
-        lines.append(f"Model: {subject.origin.model} at {subject.origin.model_revision}, as published.")
-    else:
+    if not re.fullmatch(r"localhost|::1|127(\.\d{1,3}){3}", host or ""):
+        where = "all addresses" if host in (None, "", EVERYWHERE, "::") else host
+        lines.append(f"It listens on {where}, without an API key: whoever reaches its machine may use it.")
+    mount = ""
+    if not subject.published:
         lines.append(f"Checkpoint: {subject.checkpoint}, which `invoke build --checkpoint-only` makes.")
+        mount = f" -v {subject.checkpoint}:{MODEL_PATH}"
     if form == "v1":
-        mount = "" if subject.published else f" -v {subject.checkpoint}:{MODEL_PATH}"
-        solo = " --solo" if machines == 1 else ""
-        lines.append(f"Start it with: {AS_ROOT} ./run-recipe.sh FILE{solo}{mount}")
+        lines.append(f"Start it with: {AS_ROOT} ./run-recipe.sh FILE{' --solo' if machines == 1 else ''}{mount}")
     return lines
 
 
-def listening(host: str | None) -> list[str]:
-    """Empty for a loopback address. vLLM listens on all addresses where none is given."""
-    if host and re.fullmatch(r"localhost|::1|127(\.\d{1,3}){3}", host):
-        return []
-    where = "all addresses" if host in (None, "", EVERYWHERE, "::") else host
-    return [f"It listens on {where}, without an API key: whoever reaches its machine may use it."]
+def command_of(argv: Sequence[str], *, doubled: bool) -> tuple[str, dict[str, Any]]:
+    """One flag a line, and the values of its placeholders. doubled: braces that are none stand twice.
+
+    Of a flag that stands twice neither becomes a setting.
+    """
+    head, flags = parse_flags(argv)
+    keys, text = [flag.key for flag in flags], " ".join(argv)  # sparkrun fills in what only looks like a placeholder
+    settings: dict[str, Any] = {}
+    lines = [[quoted(word, doubled) for word in head]]
+    for flag in flags:
+        name, value = FACTS["settings"].get(flag.key), flag.words[-1]
+        is_plain = len(flag.words) == 2 and keys.count(flag.key) == 1 and not re.search(r"\{[\w-]+\}|'", value)
+        if name is None or not is_plain or f"{{{name}}}" in text:
+            lines.append([quoted(word, doubled) for word in flag.words])
+        else:
+            settings[name] = number(value)
+            shown = f"{{{name}}}"
+            lines.append([flag.words[0], shown if shlex.quote(value) == value else f"'{shown}'"])
+    return INDENT.join(map(" ".join, lines)) + "\n", settings
+
+
+def quoted(word: str, doubled: bool) -> str:
+    return shlex.quote(re.sub(r"([{}])", r"\1\1", word) if doubled else word)
+
+
+def number(text: str) -> int | float | str:
+    """A number where it comes back as the same text: 0.90 would not."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            if str(kind(text)) == text:
+                return kind(text)
+    return text
+
+
+class _Dumper(yaml.SafeDumper):
+    """Text of several lines as a block, keys in the order given."""
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def text_of(value: dict[str, Any], comments: Sequence[str]) -> str:
+    """A file that begins with comments. Its lines are as long as they are: a command is read line by line."""
+    head = "".join(f"# {printable(line)}".rstrip() + "\n" for line in comments)  # a line end would end the comment
+    return head + yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=10_000, allow_unicode=True)

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+import yaml
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from sparkpin.core.errors import WHOLE, ManifestError, clipped
-from sparkpin.core.terminal import printable
-from sparkpin.pins.reading import YAML_LIMIT, parse
-from sparkpin.recipes import yamlfile
-from sparkpin.recipes.sources import RUNNERS, launch_of, vllm_serve
+from sparkpin.core.errors import WHOLE, InputError, ManifestError, clipped
+from sparkpin.pins.reading import YAML_LIMIT, load_yaml, parse, require_size
+from sparkpin.recipes.shell import FACTS
+from sparkpin.recipes.sources import launch_of
 
-NEEDED: Mapping[str, list[str]] = {"1": RUNNERS["v1_needed"], "2": ["model"]}
-V1_KEYS, V2_KEYS = {*RUNNERS["v1_needed"], *RUNNERS["v1_keys"]}, {*RUNNERS["v2_keys"]}
-ELSEWHERE = {*RUNNERS["elsewhere"]}
+NEEDED: Mapping[str, list[str]] = {"1": FACTS["v1_needed"], "2": ["model"]}
+V1_KEYS, V2_KEYS = {*FACTS["v1_needed"], *FACTS["v1_keys"]}, {*FACTS["v2_keys"]}
+ELSEWHERE = {*FACTS["elsewhere"]}
 """Keys that say nothing about what is served."""
 OURS = ("stack", "stage", "model_revision", "nodes")
 """What recipes of ours have beside version 1's keys."""
-LINE = "line"  # the version of a command that no recipe holds
+LINE = "none (a command)"  # the version of what no recipe holds
 MOST = 250  # keys of one mapping: each that is not known is compared with all that are
+DIGITS = 64  # of a number; those of thousands of digits take Python minutes, or end in an error
+UNREAD = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("set", "omap", "pairs", "binary"))
+"""Of YAML's types those that no recipe has, and that no command line could say."""
+CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ue000\ue001]")
+"""What no text of a recipe has: `render` marks places with some of these."""
 
 
 def as_text(value: Any) -> Any:
@@ -40,23 +45,13 @@ def as_mapping(value: Any) -> Any:
     return {str(key): item for key, item in value.items()} if isinstance(value, dict) else value or {}
 
 
-def whole(value: Any) -> int | None:
-    """A number of decimal digits, as a text, too; None for all else, and for more digits than a size has."""
-    text = str(value)
-    return int(text) if text.isdecimal() and len(text) < 20 else None
-
-
 Text = Annotated[str, BeforeValidator(as_text)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(as_list)]
 Named = Annotated[dict[str, Any], BeforeValidator(as_mapping), Field(max_length=MOST)]
 Machines = Annotated[int | None, Field(ge=0, lt=1000)]
 
 
-class FrozenModel(BaseModel):
-    model_config = ConfigDict(frozen=True, protected_namespaces=())
-
-
-class RecipeOrigin(FrozenModel):
+class RecipeOrigin(BaseModel, frozen=True, protected_namespaces=()):
     """What a recipe was here: the key `sparkpin` of `metadata` in an export, or a file that has our own keys.
 
     model: the base's repository; model_revision: its commit, or `unresolved`; mods: what is in the image already.
@@ -69,7 +64,7 @@ class RecipeOrigin(FrozenModel):
     mods: Texts = ()
 
 
-class CommunityRecipe(FrozenModel):
+class CommunityRecipe(BaseModel, frozen=True, protected_namespaces=()):
     """version: "1", "2", or LINE; defaults: as written, with values of any type; env: as text, as both runners make it.
 
     raw: all of a file; repeated: keys that stand twice; left: what of a container's options is not carried over.
@@ -119,13 +114,6 @@ class CommunityRecipe(FrozenModel):
         return self
 
     @property
-    def said_version(self) -> str:
-        if self.version == LINE:
-            return "none (a command)"
-        said = clipped(printable(str(self.raw.get("recipe_version", "2"))))
-        return said if said == self.version else f"{said}, read as {self.version}"
-
-    @property
     def applied(self) -> tuple[str, ...]:
         """The mods that its server runs with, whoever applies them."""
         return self.origin.mods if self.origin else self.mods
@@ -140,22 +128,57 @@ class CommunityRecipe(FrozenModel):
 READ = CommunityRecipe.model_fields.keys() - {"path", "version", "raw", "repeated", "left", "origin"}
 
 
+class Tolerant(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Reads YAML as the runners do: of a key that stands twice in one mapping, which is noted, the last one counts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.repeated: list[str] = []
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        """A value that is none of its type is a fault of the file, wherever Python meets it."""
+        kind, is_text = node.tag.rpartition(":")[2], isinstance(node, yaml.ScalarNode)
+        try:
+            if node.tag in UNREAD or (kind in ("int", "float") and is_text and len(node.value) > DIGITS):
+                raise ValueError
+            made = super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError):
+            got = f"{clipped(node.value) if is_text else 'something'}, which is no {kind} here"
+            raise yaml.constructor.ConstructorError(None, None, got, node.start_mark) from None
+        if isinstance(made, str) and (found := CONTROL.search(made)):
+            got = f"the character {found[0]!r} in a text"
+            raise yaml.constructor.ConstructorError(None, None, got, node.start_mark)
+        return made
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        known: set[str] = set()
+        for key, _ in node.value:  # before `<<` brings others, which may be changed
+            if isinstance(key, yaml.ScalarNode) and key.value in known:
+                self.repeated.append(f"{key.value} (line {key.start_mark.line + 1})")
+            known.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
 def load(path: Path) -> CommunityRecipe:
     """ManifestError for what its runner, too, could not start from."""
-    if path.is_file() and path.stat().st_size <= YAML_LIMIT:
-        value: Any = None
-        with contextlib.suppress(ValueError):  # no text
-            text = path.read_text(encoding="utf-8-sig").replace("\r\n", "\n")
-            with contextlib.suppress(ManifestError):  # no YAML
-                value, _ = yamlfile.read(path)
-            if launch := launch_of(path, text, value, os.environ):
-                words = vllm_serve(launch.words)
-                model = words[2] if words[:2] == ("vllm", "serve") and len(words) > 2 else ""
-                return CommunityRecipe(
-                    path=path, version=LINE, model=model, container=launch.image, command=shlex.join(words),
-                    env=launch.env, left=tuple(launch.left),
-                )  # fmt: skip
-    value, repeated = yamlfile.read(path)
+    if not path.is_file():
+        raise InputError(f"{path}: no such file", next_step="give the path of a recipe's file")
+    require_size(path, YAML_LIMIT)
+    value, repeated, fault = None, list[str](), None
+    try:
+        value, loader = load_yaml(path, Tolerant)
+        repeated = loader.repeated
+    except ManifestError as error:  # a script is no YAML
+        fault = error
+    text = path.read_text(encoding="utf-8-sig", errors="replace").replace("\r\n", "\n")
+    if launch := launch_of(path, text, value, os.environ):
+        model = launch.argv[2] if launch.argv[:2] == ("vllm", "serve") and len(launch.argv) > 2 else ""
+        return CommunityRecipe(
+            path=path, version=LINE, model=model, container=launch.image, command=shlex.join(launch.argv),
+            env=launch.env, left=tuple(launch.left),
+        )  # fmt: skip
+    if fault:
+        raise fault
     return of(value, path, repeated)
 
 
@@ -168,10 +191,7 @@ def of(value: Any, path: Path, repeated: Sequence[str] = ()) -> CommunityRecipe:
         raise ManifestError(path, ", ".join(lacking), "(missing)", "a value: the key must be there")
     for key in ("include", "overrides") if version == "2" else ():
         if value.get(key):
-            step = (
-                "`sparkrun recipe export` writes one file; the values for a DGX Spark belong into `defaults` and `env`"
-            )
-            raise ManifestError(path, key, value[key], "a recipe in one file, without conditions", next_step=step)
+            raise ManifestError(path, key, value[key], "one file without it, as `sparkrun recipe export` writes")
     origin, metadata = None, value.get("metadata")
     if isinstance(metadata, dict) and isinstance(metadata.get("sparkpin"), dict):
         origin = parse(RecipeOrigin, metadata["sparkpin"], path)

@@ -1,143 +1,239 @@
-"""The commands of a launch script with their words as bash makes them, without running bash.
+"""A launch script as bash reads it, without running bash: the words and variables that its server gets.
 
-Read: quotes, escapes, continuation lines, comments, `;`, `&&`, `$NAME`, `${NAME}` and `${NAME:-text}` of variables that
-are known. ManifestError for what only a shell could expand: command substitution, loops, brace expansion. `shlex` alone
-forgets which dollar stood in single quotes, so it cannot be asked for the words.
+Read: quotes, escapes, continuation lines, comments, `;`, `&&`, redirections, `export`, and `$NAME`, `${NAME}` and
+`${NAME:-text}` of variables that are known. What only a shell could tell (loops, conditionals, functions, command
+substitution) is listed as not carried over, and refused where it starts the server or sets a variable.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from sparkpin.core.errors import ManifestError
-from sparkpin.recipes.placeholders import LONGEST
+from sparkpin.core.errors import ManifestError, short
+from sparkpin.pins.values import ENV_NAME, SECRET_NAME
+from sparkpin.pins.vllm_flags import drop_flags, flag_value
 
+FACTS: dict[str, Any] = json.loads((Path(__file__).parent / "facts.json").read_text(encoding="utf-8"))
+"""What the two runners and Docker know, read in their sources of 2026: keys, settings that become flags, options.
+
+set_elsewhere: variables that bash, Docker or the usual images set, so that `${HOME:-text}` is not the text.
+"""
+LONGEST = 1 << 17  # characters of a command; Linux takes no longer word, and `bash -c` gets it as one
+PROGRAMS, ENGINES = ("vllm", "python", "python3"), ("docker", "podman")
+MODULE = ["-m", "vllm.entrypoints.openai.api_server"]
+START = re.compile(  # of a line, outside of quotes, and no value of YAML
+    r"^(?:[^#\"'\n:]*[\s/])?(?:vllm[ \t]+serve|python3?[ \t]+-m[ \t]+vllm\.entrypoints"
+    r"|(?:docker|podman)[ \t]+(?:container[ \t]+)?run)\b",
+    re.MULTILINE,
+)
+COMMAND = re.compile(r"(?:[\s;]|#[^\n]*\n)*((?:\\\n|[^\n;&]|&(?!&))*)(?:[\n;]|&&)")
+SETTING = re.compile(r"\s*(?:(?:export\s+)?(?!(?:PATH|LD_LIBRARY_PATH|PYTHONPATH)=)[A-Za-z_]\w*\+?=|export\s+-)")
+"""What an image sets and a script adds to is no matter of the server's words."""
+QUOTED = r"'[^']*'|\"(?:\\.|[^\"\\])*\""
+TOKEN = re.compile(
+    r"(?P<blank>(?:[ \t]|\\\n)+|\#[^\n]*)|(?P<end>\n|;|&&)"
+    rf"|(?P<plumbing>[\d&]*[<>]+[&|]?[ \t]*(?:{QUOTED}|\$\([^)]*\)|[^\s;|&\"'<>()])++|[|&][^\n]*)"
+    rf"|(?P<word>(?:\\.|{QUOTED}|\$\{{[^{{}}'\"\\`$\n]*\}}|[^\s\\'\"`|;&<>()])++)(?=[\s|;&<>]|\\\n|\Z)",
+    re.DOTALL,
+)
 VARIABLE = (
     r"\$(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*+)(?!\\\n\w)"
     r"|\{(?P<braced>[A-Za-z_][A-Za-z0-9_]*)(?:(?P<operator>:?-)(?P<default>[^${}'\"\\`]*))?\})"
 )
-BETWEEN = re.compile(  # words
-    r"(?P<join>\\\n)|(?P<blank>[ \t]+)|(?P<comment>\#[^\n]*)|(?P<end>\n|;|&&)|(?P<plumbing>(?:\d*[<>]|[|&])[^\n]*)"
+IN_WORD = re.compile(
+    rf"(?P<join>\\\n)|(?P<kept>\\.|'[^']*')|\"(?P<double>(?:\\.|[^\"\\])*)\"|(?P<home>^~(?=/|$))|{VARIABLE}"
+    r"|(?P<unknown>\$[\w{(@*#?$!'\"-])",
+    re.DOTALL,
 )
-PIECE = re.compile(  # of a word
-    rf"""(?P<join>\\\n) | \\(?P<escaped>.) | '(?P<single>[^']*)' | "(?P<double>(?:\\.|[^"\\])*)"
-    | (?P<home>(?<![^ \t\n;&|])~(?=[/ \t\n;&|<>]|$)) | (?P<variable>{VARIABLE})
-    | (?P<plain>[^\\'"$` \t\n;&|<>()]+ | \$(?![\w{{(@*\#?$!'"-]))""",
-    re.VERBOSE | re.DOTALL,
+IN_QUOTES = re.compile(
+    rf"(?P<join>\\\n)|(?P<kept>\\[\"\\])|\\(?P<escaped>[$`])|{VARIABLE}|(?P<unknown>`|\$[\w{{(@*#?$!-])"
 )
-IN_QUOTES = re.compile(rf"\\(?P<escaped>[$`\"\\])|(?P<join>\\\n)|{VARIABLE}|(?P<unknown>`|\$[\w{{(@*#?$!-])")
 BRACES = re.compile(r"\{[^{}]*(?:,|\w\.\.-?\w)[^{}]*\}")
-PAIR = re.compile(r"\{([^{},]*)\}")  # braces that bash leaves alone
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=", re.ASCII)
 HOME = "/root"  # both runners' containers run as root unless told otherwise
-SET_ELSEWHERE = re.compile(
-    r"BASH\w*|E?UID|PPID|PWD|OLDPWD|IFS|_|GROUPS|DIRSTACK|FUNCNAME|LINENO|S?RANDOM|SECONDS|EPOCH\w+|SHLVL|SHELLOPTS"
-    r"|PIPESTATUS|OPT(?:IND|ERR|ARG)|(?:HOST|OS|MACH)TYPE|PS4"
-)
-"""Bash has a value of its own for these, and of most it takes none from the environment."""
-GIVEN = re.compile(r"HOME|PATH|HOSTNAME|SHELL|TERM|USER|LD_LIBRARY_PATH|CUDA_(?:HOME|VERSION)|VIRTUAL_ENV|NVIDIA_\w+")
-"""Bash, Docker or the usual images set these where the recipe does not."""
+SET_ELSEWHERE = re.compile("|".join(FACTS["set_elsewhere"]))
 SIMPLE = "plain words, $NAME or ${NAME:-text} without quotes and variables in the text: only a shell could expand this"
 KEYWORDS = {"if", "for", "while", "until", "case", "function", "select", "{", "[[", "do", "then"}
 
 
+@dataclass
+class Launch:
+    """How a server is started."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    left: list[str] = field(default_factory=list)  # what is not carried over
+    image: str = ""
+    missing: tuple[str, ...] = ()  # placeholders that nothing fills (version 2)
+
+
 @dataclass(frozen=True)
 class ShellCommand:
+    text: str  # as it stands, one blank between its words
     words: tuple[str, ...]  # as the program gets them
-    assigned: tuple[tuple[str, str], ...]  # `NAME=value` in front of them
-    plumbing: str  # pipes and redirections as they stand, which are no words
-
-
-def commands(text: str, variables: Mapping[str, str], file: object) -> Iterator[ShellCommand]:
-    """One after the other; `variables` is asked when a command is read, so that an `export` before it counts."""
-    reader = Reader(text, variables, file)
-    words, assigned, plumbing = list[str](), list[tuple[str, str]](), ""
-    while reader.at < len(text):
-        between = BETWEEN.match(text, reader.at)
-        if between:
-            reader.at = between.end()
-            plumbing = between["plumbing"].strip() if between["plumbing"] else plumbing
-        else:
-            raw, made = reader.word()
-            if not words and (name := ASSIGNMENT.match(raw)):
-                assigned.append((name[1], " ".join(made)[name.end() :]))
-            elif not words and raw in KEYWORDS:
-                reader.refuse(raw)
-            else:
-                words += made
-        is_end = reader.at == len(text) or (between is not None and between["end"])
-        if is_end and (words or assigned):
-            yield ShellCommand(tuple(words), tuple(assigned), plumbing)
-            words, assigned, plumbing = [], [], ""
-
-
-def shown(command: ShellCommand) -> str:
-    words = [*(f"{name}={shlex.quote(value)}" for name, value in command.assigned), shlex.join(command.words)]
-    return " ".join(filter(None, [*words, command.plumbing]))
+    assigned: dict[str, str]  # `NAME=value` in front of them
+    plumbing: str  # pipes and redirections, which are no words
 
 
 @dataclass
-class Reader:
-    text: str
-    variables: Mapping[str, str]
+class Shell:
+    """values: of variables, which the commands change as they are read; exported: those that a program gets."""
+
     file: object
+    text: str
+    values: dict[str, str]
+    exported: set[str] = field(default_factory=set)
     at: int = 0
-    length: int = 0  # of all words so far
+    length: int = 0  # of the values that went in so far
 
-    def word(self) -> tuple[str, list[str]]:
-        """A word as it stands, and what it becomes: one word, several, or none where it has a variable outside of
-        quotes."""
-        start = self.at
-        made, bare, is_quoted = [""], "", False
-        while found := PIECE.match(self.text, self.at):
-            kind = found.lastgroup or ""
-            if kind == "variable":
-                first, *rest = re.split(r"[ \t\n]+", self.value(found))
-                made[-1] += first
-                made += rest
-            elif kind == "double":
-                made[-1] += IN_QUOTES.sub(self.in_quotes, found["double"])
-            elif kind == "home":
-                made[-1] += self.variables.get("HOME", HOME)
-            elif kind != "join":
-                made[-1] += found[kind]
-            self.at = found.end()
-            is_quoted = is_quoted or kind in ("single", "double")
-            bare += found[0] if kind == "plain" else "" if kind == "join" else "x"
-            self.length += sum(map(len, made))
-            if self.length > LONGEST * 2:
-                self.refuse(f"{self.length:,} characters", f"at most {LONGEST:,}, with the values of variables")
-        raw = self.text[start : self.at]
-        if not raw or (self.at < len(self.text) and not BETWEEN.match(self.text, self.at)):
-            self.refuse(self.text[self.at : self.at + 20])
-        while BRACES.search(bare) is None and PAIR.search(bare):
-            bare = PAIR.sub("x", bare)
-        if BRACES.search(bare):
-            self.refuse(raw, "braces in quotes: bash makes several words of these; put single quotes around JSON")
-        return raw, [word for word in made if word or is_quoted]
+    def launch(self) -> Launch:
+        """By the command that starts vLLM or a container, or else the last. ManifestError for flags that are lost."""
+        self.text += "\n"  # a script's last line ends
+        command, before, faults = None, list[str](), list[ManifestError]()
+        while self.at < len(self.text):
+            start = self.at
+            try:
+                read = self.command()
+            except ManifestError as error:
+                skipped = COMMAND.match(self.text, start)
+                if skipped is None or START.search(skipped[1]) or SETTING.match(skipped[1]):
+                    raise
+                before += listed("before", skipped[1])
+                self.at = skipped.end()
+                faults.append(error)
+                continue
+            if read is None or self.sets(read):
+                continue
+            command, (words, given) = read, unwrapped(read.words)
+            if starts_server(words):
+                break
+            before += listed("before", read.text)
+        else:
+            if command is None:
+                raise next(iter(faults), self.fault(self.text.strip(), "a command that starts a server"))
+            before.pop()
+        rest = re.sub(r"(?m)^\s*#.*$", "", self.text[self.at :])  # a comment ends with its line, backslash or not
+        after = [line.strip() for line in rest.replace("\\\n", " ").splitlines()]
+        for line in after:
+            if line.startswith("-"):
+                expected = "no flag after the end of the command: a comment or a blank after a backslash ends it"
+                raise ManifestError(self.file, "command", line, expected)
+        env = {name: value for name, value in self.values.items() if name in self.exported}
+        piped = [f"pipe or redirection: {short(command.plumbing)}"] if command.plumbing else []
+        left = [*before, *piped, *(text for line in after for text in listed("after", line))]
+        return Launch(tuple(words), env | command.assigned | given, left)
 
-    def in_quotes(self, found: re.Match[str]) -> str:
-        if found["unknown"]:
-            self.refuse(found.string[found.start() : found.start() + 20])
-        return found["escaped"] or ("" if found["join"] else self.value(found))
+    def sets(self, command: ShellCommand) -> bool:
+        """Whether the command is one that sets variables, and nothing else."""
+        first, *words = command.words or ("export",)
+        pairs = [word.partition("=") for word in words]
+        if first == "unset" or (first == "export" and not all(ENV_NAME.fullmatch(name) for name, _, _ in pairs)):
+            raise ManifestError(self.file, "command", command.text, "export NAME=value: no shell runs here")
+        if first == "export":
+            self.exported.update(name for name, _, _ in pairs)
+            self.values |= command.assigned | {name: value for name, equals, value in pairs if equals}
+        return first in ("export", "set")
 
-    def value(self, found: re.Match[str]) -> str:
-        """Of a variable, or its default: with a colon for an empty one, too."""
-        name, operator = found["name"] or found["braced"], found["operator"] or ""
-        value = self.variables.get(name)
-        if SET_ELSEWHERE.fullmatch(name) or (operator and value is None and GIVEN.fullmatch(name)):
-            self.refuse(found[0], "a variable that neither bash nor the container sets")
-        if operator and (value is None or (operator == ":-" and not value)):
-            value = found["default"]
-        if value is None:
-            self.refuse(found[0], "a variable of `env`: what the container has of others is not known")
-        return value
+    def command(self) -> ShellCommand | None:
+        """The next one; None where there is none any more."""
+        raws, words, assigned, plumbing = list[str](), list[str](), dict[str, str](), list[str]()
+        while self.at < len(self.text):
+            token = TOKEN.match(self.text, self.at)
+            if token is None:
+                raise self.fault(self.text[self.at : self.at + 20])
+            if raw := token["word"]:
+                raws.append(raw)
+                made = self.words(raw)
+                if not words and (name := re.match(r"([A-Za-z_]\w*)=", raw, re.ASCII)):
+                    assigned[name[1]] = " ".join(made)[name.end() :]
+                elif not words and raw in KEYWORDS:
+                    raise self.fault(raw)
+                else:
+                    words += made
+            elif token["plumbing"]:
+                plumbing.append(token[0].strip())
+            self.at = token.end()
+            if token["end"] and raws:
+                break
+        text = " ".join([*raws, *plumbing])
+        return ShellCommand(text, tuple(words), assigned, " ".join(plumbing)) if raws else None
 
-    def refuse(self, got: str, expected: str = "") -> NoReturn:
-        line = self.text.count("\n", 0, self.at) + 1
+    def words(self, raw: str) -> list[str]:
+        """What a word becomes: one, several, or none where it has a variable outside of quotes."""
+        if BRACES.search(re.sub(rf"\\.|{QUOTED}|\$\{{[^}}]*\}}", "x", raw, flags=re.DOTALL)):
+            raise self.fault(raw, "braces in quotes: bash makes several words of these; put single quotes around JSON")
+        return shlex.split(IN_WORD.sub(self.expanded, raw))
+
+    def expanded(self, found: re.Match[str]) -> str:
+        """A piece of a word with its variables replaced, for shlex to take the quotes off."""
+        groups = found.groupdict()
+        if groups["unknown"]:
+            raise self.fault(found.string[found.start() : found.start() + 20])
+        if groups["join"]:
+            return ""
+        if groups.get("double") is not None:
+            return f'"{IN_QUOTES.sub(self.expanded, groups["double"])}"'
+        if known := groups["kept"] or groups.get("escaped"):
+            return known
+        is_home, in_quotes = bool(groups.get("home")), "escaped" in groups
+        value = self.values.get("HOME", HOME) if is_home else value_of(found, self.values, self.file, self.place)
+        self.length += len(value)
+        if self.length > LONGEST * 2:
+            raise self.fault(f"{self.length:,} characters", f"at most {LONGEST:,}, with the values of variables")
+        return re.sub(r'["\\]' if in_quotes else r"[^\w \t\n]", r"\\\g<0>", value)
+
+    def fault(self, got: str, expected: str = "") -> ManifestError:
         expected = expected or ("a closing quote" if got[:1] in ("'", '"') else SIMPLE)
-        raise ManifestError(self.file, f"command, line {line}", got, expected)
+        return ManifestError(self.file, self.place, got, expected)
+
+    @property
+    def place(self) -> str:
+        line = self.text.count("\n", 0, self.at) + 1
+        return f"command, line {line}"
+
+
+def value_of(found: re.Match[str], values: Mapping[str, str], file: object, key: str) -> str:
+    """Of a variable, or its default: with a colon for an empty one, too."""
+    name, operator = found["name"] or found["braced"], found["operator"]
+    value = values.get(name)
+    if (operator and value is None and not SET_ELSEWHERE.fullmatch(name)) or (operator == ":-" and value == ""):
+        value = found["default"]
+    if value is None:
+        expected = f"a value of {name}: set it, or write ${{{name}:-VALUE}}; no secret is read"
+        raise ManifestError(file, key, found[0], expected)
+    return value
+
+
+def listed(when: str, line: str) -> list[str]:
+    """For people, and a recipe's file: without the values of secrets. Empty for a comment."""
+
+    def shown(found: re.Match[str]) -> str:
+        return f"{found[1]}=..." if SECRET_NAME.search(found[1]) else found[0]
+
+    text = re.sub(rf"\b(\w+)=(?:{QUOTED}|[^\s\"'])*", shown, line.strip())
+    return [f"command {when} the server: {short(text)}"] if text and not text.startswith("#") else []
+
+
+def unwrapped(command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The words and variables of what `exec`, `nice`, `env NAME=value` and their like start; `vllm serve MODEL ...`,
+    where that is what the words mean: vLLM by its path, its module, the model as a flag."""
+    names = [word.rpartition("/")[2] for word in command]
+    starts = [at for at, name in enumerate(names) if name in (*ENGINES, *PROGRAMS)]
+    at = starts[0] if starts and names[0] in FACTS["wrappers"] else 0
+    pairs = [word.partition("=") for word in command[:at]]
+    given = {name: value for name, equals, value in pairs if equals and ENV_NAME.fullmatch(name)}
+    words = [names[at] if at in starts else command[at], *command[at + 1 :]]
+    if words[1:3] == MODULE:
+        words[:3] = ["vllm", "serve"]
+    if words[:2] == ["vllm", "serve"] and (named := flag_value(words, "--model")):
+        words[2:] = [named, *drop_flags(words, "--model")[2:]]
+    return words, given
+
+
+def starts_server(words: Sequence[str]) -> bool:
+    return words[0] == "vllm" or (words[0] in ENGINES and "run" in words[1:3])

@@ -10,7 +10,7 @@ import argparse
 import contextlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -77,14 +77,11 @@ class VllmParser:
             if not dot:
                 words += [word, *flag.words[1:]]
                 continue
-            if not flag.values:
-                raise Refused(f"argument {key}.{path}: expected one argument")
-            *outer, last = path.split(".")
-            place = parts.setdefault(key, {})
+            place, (*outer, last) = parts.setdefault(key, {}), path.split(".")
             for part in outer:
-                place = place.setdefault(part, {})
-                if not isinstance(place, dict):
-                    raise Refused(f"argument {key}.{path}: {part} is no mapping")
+                place = place.setdefault(part, {}) if isinstance(place, dict) else None
+            if not flag.values or not isinstance(place, dict):
+                raise Refused(f"argument {key}.{path}: expected one argument")
             text = flag.values[0]
             place[last.removesuffix("+")] = text.split(",") if last.endswith("+") else part_of(text)
             words += flag.values[1:]
@@ -120,7 +117,7 @@ class VllmParser:
             except (RecursionError, OverflowError):
                 raise ValueError from None
 
-        typed.__name__ = NAMES.get(entry["type"], entry["type"])  # as argparse calls it
+        typed.__name__ = entry["type"]  # as argparse calls it
         return typed
 
     def configured(self, name: str, text: str) -> Any:
@@ -132,41 +129,35 @@ class VllmParser:
         except ValidationError as error:
             raise argparse.ArgumentTypeError(self.told(name, error)) from None
 
-    def later(self, name: str, value: Any) -> str:
-        """Why vLLM refuses a value that its parser took, by the type that it has for it; "" where it does not."""
+    def require(self, name: str, value: Any) -> None:
+        """Refused for a value that vLLM's parser took and vLLM refuses, by the type that it has for it."""
         entry = self.flags[name]
-        if value is None:
-            return ""
+        is_text = entry.get("type") == "json_or_text" and isinstance(value, str)
+        forms = [entry["form"]] if "form" in entry and not is_text else []
+        if name == SPECULATION:
+            forms = [{"config": entry["config"]}]
+            value = {key.replace("-", "_"): part for key, part in value.items()} if isinstance(value, dict) else value
+        if "bounds" in entry and value != -1:
+            forms.append({"of": "float", **entry["bounds"]})
         try:
-            if name == SPECULATION and isinstance(value, dict):
-                value = {key.replace("-", "_"): part for key, part in value.items()}
-                self.model(entry["config"]).model_validate(value)
-            elif form := {"dict": "any"} if name == SPECULATION else entry.get("form"):
-                is_text = entry["type"] == "json_or_text" and isinstance(value, str)
-                TypeAdapter(self.typed("any" if is_text else form)).validate_python(value)
-            if "bounds" in entry and value != -1:
-                TypeAdapter(self.typed({"of": "float", **entry["bounds"]})).validate_python(value)
+            for form in forms if value is not None else ():
+                TypeAdapter(self.typed(form)).validate_python(value)
         except ValidationError as error:
-            return self.told(entry.get("config", ""), error)
-        return ""
+            raise Refused(f"argument {name}: {self.told(entry.get('config', ''), error)}") from None
 
     def told(self, name: str, error: ValidationError) -> str:
         """All that pydantic finds, in one line each field once, with what may have been meant."""
         rows: dict[str, str] = {}
         for one in error.errors(include_url=False, include_context=False):
-            where = ".".join(str(part) for part in one["loc"] if isinstance(part, int) or part in self.keys)
-            got, options = str(one["input"]), re.findall(r"'([^']*)'", one["msg"])
-            text = f"{where}: {one['msg']}" if where else str(one["msg"])
+            parts = [str(part) for part in one["loc"]]  # between them the names of types that were tried
+            where = ".".join(part for part in parts if re.fullmatch(r"[a-z\d_]+", part) and part not in PLAIN)
+            text, meant = str(one["msg"]), nearest(str(one["input"]), re.findall(r"'([^']*)'", one["msg"]))
             if one["type"] == "extra_forbidden":
-                where = got = str(one["loc"][-1])
-                text, options = f"no key {got!r}", list(self.configs.get(name, ()))
-            hint = nearest(got, options)
-            rows.setdefault(where, f"{text} ({hint})" if hint else text)
+                where, key = "", str(one["loc"][-1])
+                text, meant = f"no key {key!r}", nearest(key, list(self.configs.get(name, ())))
+            text = f"{where}: {text}" if where else text
+            rows.setdefault(where or text, f"{text} ({meant})" if meant else text)
         return "; ".join(rows.values())
-
-    @cached_property
-    def keys(self) -> set[str]:
-        return {key for fields in self.configs.values() for key in fields}
 
     @cache  # noqa: B019, a parser lives as long as its process
     def model(self, name: str) -> type[BaseModel]:
@@ -229,12 +220,6 @@ TYPES: Mapping[str, Callable[[str], Any]] = {
     "str": str, "int": int, "float": float, "json": json.loads, "json_or_text": json_or_text, "human": size,
     "human_or_auto": size_or_auto, "lower": lambda text: text.lower().replace("-", "_"),
 }  # fmt: skip
-NAMES = {
-    "int": "whole number",
-    "human": "whole number or size",
-    "human_or_auto": "size or auto",
-    "json_or_text": "json",
-}
 
 
 @cache
@@ -249,6 +234,6 @@ def parser_of(version: str) -> VllmParser:
     return VllmParser(**value, wanted=version)
 
 
-def nearest(word: str, known: Sequence[str] | Mapping[str, Any] | set[str], cutoff: float = 0.75) -> str:
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.75) -> str:
     """What may have been meant, as the beginning of a hint; "" where nothing is near."""
     return did_you_mean(word, known, cutoff=cutoff if len(word) > 4 else 0.6).rstrip()

@@ -189,7 +189,6 @@ def test_environment(tmp_path: Path) -> None:
         (V1 | {"command": "vllm serve c/d"}, "c/d"),
         (V1 | {"command": "vllm serve a/b $(hostname)"}, "$(hostname)"),
         (V2 | {"command": "vllm serve {model} --distributed-executor-backend=ray"}, "no ray"),
-        (V1 | {"command": "vllm serve a/b --ssl-keyfile k"}, "--ssl-keyfile"),
     ],
 )  # fmt: skip
 def test_of_the_whole(tmp_path: Path, value: dict[str, Any], named: str) -> None:

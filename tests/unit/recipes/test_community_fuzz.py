@@ -30,7 +30,7 @@ from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.pins import manifests, vllm_command, vllm_flags
 from sparkpin.pins.nodes import EXECUTOR, NODES, PER_NODE
-from sparkpin.recipes import adopt, check, mapping, recipe
+from sparkpin.recipes import adopt, check, recipe
 
 SECONDS, BYTES = 2, 200 << 20
 EXAMPLES = int(os.environ.get("SPARKPIN_FUZZ", 0))
@@ -161,7 +161,7 @@ def trial(paths: Paths, text: str, out: pytest.CaptureFixture[str]) -> str:
             wanted = vllm_flags.set_flag(wanted, "--host", adopt.HERE)
         found = vllm_command.split(vllm_command.fill(back.command, back.defaults, "r"), "r")
         assert vllm_flags.drop_flags(found, *left)[3:] == vllm_flags.drop_flags(wanted, *left)[3:]
-        assert back.env == {name: value for name, value in rendered.env.items() if not mapping.useless(name)}
+        assert back.env == {name: value for name, value in rendered.env.items() if not adopt.useless(name)}
         assert back.model == model
         return "taken over"
     except SparkpinError as error:

@@ -22,7 +22,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.pins import manifests, vllm_command, vllm_flags
 from sparkpin.pins.nodes import nodes_of
 from sparkpin.pins.values import UNSHOWN
-from sparkpin.recipes import adopt, check, mapping, recipe, render
+from sparkpin.recipes import adopt, check, recipe, render
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Releases
 
@@ -440,13 +440,13 @@ def test_exports_that_cannot_be(paths: Paths) -> None:
 def test_a_mod_is_a_template_or_needless_or_refused(project: Path, tmp_path: Path) -> None:
     add_template(project)
     argv = ["vllm", "serve", "a/b", "--chat-template", "fix-own.jinja"]
-    assert "--chat-template" not in adopt.left_out(project, argv, ["fix-own"])[0]
-    assert "--chat-template" in adopt.left_out(project, argv, ["fix-other"])[0]
+    assert "--chat-template" in adopt.leave_out(adopt.Adopted(mods=["fix-own"]), project, argv)
+    assert "--chat-template" not in adopt.leave_out(adopt.Adopted(mods=["fix-other"]), project, argv)
     mods = ["mods/fix-own", "drop-caches/", "mods/Fix-Qwen3.5-autoround.zip", "mods/gpu-mem-util-gb", "mods/gone"]
     read = recipe.load(Path(written(tmp_path, V1 | {"mods": mods})))
     for version, needless in (("0.33.0", ["drop-caches", "fix-qwen3.5-autoround"]), ("0.18.0", ["drop-caches"])):
-        made = mapping.mapped(read)
-        mapping.take_mods(made, read, project, version)
+        made = adopt.Adopted()
+        adopt.take_mods(made, read, project, version)
         refused = [line for line in made.unmapped if line.startswith("mod ")]
         assert made.mods == ["fix-own"]
         assert [mod for mod in needless if any(f"mod {mod} -> nothing" in line for line in made.told)] == needless

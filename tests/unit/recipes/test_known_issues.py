@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,18 +12,28 @@ from places import PROJECT
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import KnownIssue
-from sparkpin.recipes.flags import PlannedServer
-from sparkpin.recipes.known_issues import COMPARISON, OR, findings, fits
-from sparkpin.recipes.vllm_parser import parser_of
+from sparkpin.recipes import rules
+from sparkpin.recipes.rules import COMPARISON, OR, PlannedServer, fits
+from sparkpin.recipes.vllm_parser import VllmParser, parser_of
 
 ISSUES = {issue.name: issue for issue in manifests.load_known_issues(PROJECT)}
 OF_MACHINES = {name for name, issue in ISSUES.items() if {"kernel", "driver", "memory"} & issue.when.keys()}
 VERSIONS = ("0.33.0", "0.32.0")
+NEWEST = parser_of(VERSIONS[0])
 HARMLESS = (
     "--moe-backend", "x", "--max-num-seqs", "1", "--gpu-memory-utilization", "0.8",
     "--mamba-ssm-cache-dtype", "float16",
 )  # fmt: skip
+STACKS = {True: manifests.load_stack(PROJECT, "spark"), False: manifests.load_stack(PROJECT, "cpu")}
 NUMBERS = {">": 1, ">=": 0, "<": -1, "<=": 0}
+
+
+@dataclass(frozen=True)
+class PackedServer(PlannedServer):
+    """One whose image has this vLLM and these packages, whatever its stack has."""
+
+    parser: VllmParser = NEWEST
+    packages: frozenset[str] | None = frozenset()
 
 
 def meets(condition: str) -> str:
@@ -42,20 +52,20 @@ def server(issue: KnownIssue) -> PlannedServer:
     words = [word for name, value in said.items() if name.startswith("-") and "." not in name
              for word in (name, value) if word]  # fmt: skip
     version = next(one for one in VERSIONS if not issue.vllm or one in SpecifierSet(issue.vllm))
-    return PlannedServer(
+    return PackedServer(
+        project=PROJECT,
         model="someone/Qwen3.6-1B-" + (issue.models or [""])[0].replace("*", ""),
         argv=("vllm", "serve", "/model", *words, *(["--speculative-config", f"{{{speculation}}}"] if parts else [])),
         env={name: value for name, value in said.items() if not name.startswith("-")},
+        stack=STACKS[issue.gpu is not False],
+        mods=(),
+        chain=(),
         parser=parser_of(version),
-        gpu=issue.gpu is not False,
-        packages=frozenset({"fastsafetensors"}),
-        templates=frozenset(),
-        chain=None,
     )
 
 
 def names(served: PlannedServer) -> set[str]:
-    return {issue.name for issue in ISSUES.values() if any(f.hint == issue.do for f in findings(served, [issue]))}
+    return {issue.name for issue in ISSUES.values() if rules.applies(issue, served)}
 
 
 @pytest.mark.parametrize("name", sorted(ISSUES.keys() - OF_MACHINES))
@@ -63,16 +73,15 @@ def test_it_is_found_where_all_conditions_hold_and_not_where_one_fails(name: str
     issue = ISSUES[name]
     served = server(issue)
     assert name in names(served), served
-    (found,) = [one for one in findings(served, [issue]) if one.hint == issue.do]
-    assert found.severity == issue.severity
-    assert all(
-        one.source.rpartition("/")[2] in found.text for one in issue.evidence if "vllm-project/vllm#" in one.source
-    )
+    found = {one.text: one.severity for one in rules.of_known_issues(served) if one.hint == issue.do}
+    text = rules.told(issue, served.said)
+    assert found[text] == issue.severity
+    assert all(one.source.rpartition("/")[2] in text for one in issue.evidence if "vllm-project/vllm#" in one.source)
     elsewhere = [replace(served, argv=("vllm", "serve", "/model", *HARMLESS), env={"VLLM_DISABLED_KERNELS": "x"})]
-    if any(condition.startswith(OR) for condition in issue.when.values()):
+    if all(condition.startswith((OR, "unset")) for condition in issue.when.values()):
         assert name in names(replace(served, argv=("vllm", "serve", "/model")))
     if issue.gpu is not None:
-        elsewhere.append(replace(served, gpu=not served.gpu))
+        elsewhere.append(replace(served, stack=STACKS[not issue.gpu]))
     if issue.hybrid or issue.models:
         elsewhere.append(replace(served, model="meta/Llama-4"))
     if issue.lacks:

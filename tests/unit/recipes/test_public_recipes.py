@@ -19,8 +19,8 @@ from sparkpin.core.paths import Paths
 from sparkpin.pins.manifests import load_community_mods
 from sparkpin.pins.mods import mod_of
 from sparkpin.recipes import check, recipe, render
-from sparkpin.recipes.mapping import mapped, take_mods
-from sparkpin.recipes.shell import commands
+from sparkpin.recipes.adopt import Adopted, take_mods
+from sparkpin.recipes.shell import Shell
 
 CORPUS = [path for name in ("recipes", "public") for path in (PROJECT.parent / "shared/corpus" / name).glob("*.yaml")]
 DRAFT, PATCHED, POOLED, PLUGIN = "the draft model", "has no flag --mxfp4-", "/v1/embeddings", "parser-plugin"
@@ -57,10 +57,7 @@ V2 = {
         "defaults": {"more": "--max-num-seqs {n}", "n": 2},
     },
     "blanks": {"command": "vllm serve {model} \\  \n  --port {port} \\\t\n  --host h\n", "defaults": {"port": 1}},
-    "backend": {
-        "command": "vllm serve {model} --distributed-executor-backend ray --port 1",
-        "defaults": {"distributed_executor_backend": "mp", "served_model_name": "x"},
-    },
+    "served-name": {"command": "vllm serve {model} --port 1", "defaults": {"served_model_name": "x"}},
     "no-command": {
         "defaults": {"port": 8000, "tensor_parallel": 1, "gpu_memory_utilization": 0.7, "max_model_len": 9, "odd": 1},
     },
@@ -78,7 +75,8 @@ def imported(paths: Paths, path: Path) -> object:
 
 
 def words_of(command: str, env: dict[str, str]) -> list[str]:
-    (server,) = commands(command + "\n", dict(env), Path("r.yaml"))
+    server = Shell("r.yaml", command + "\n", dict(env)).command()
+    assert server
     return list(server.words)
 
 
@@ -132,7 +130,7 @@ if CORPUS:  # a clone alone has none of them
         named = [(path, read) for path in CORPUS if (read := recipe.load(path)).applied]
         assert len(named) >= 39
         for path, read in named:
-            made = mapped(read)
+            made = Adopted()
             take_mods(made, read, PROJECT, "0.33.0")
             lines = [line for line in (*made.told, *made.unmapped) if line.startswith("mod ")]
             assert len(lines) == len(read.applied)

@@ -1,0 +1,312 @@
+"""What is wrong with a server to be: each rule is a small function that yields findings, and RULES has all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal
+
+from sparkpin.checkpoint.shapes import config_ahead
+from sparkpin.core.errors import WHOLE, ManifestError, SparkpinError, clipped, short
+from sparkpin.core.terminal import count
+from sparkpin.pins import manifests, schema, vllm_command
+from sparkpin.pins.drafters import SHORTS, second_model, speculation
+from sparkpin.pins.mods import template_names
+from sparkpin.pins.nodes import PIPELINE, nodes_of
+from sparkpin.pins.values import STAGE, lacks_mod
+from sparkpin.pins.vllm_flags import CACHE_TYPE, MODEL_PATH, Flag, flag_value, parse_flags
+from sparkpin.recipes.shell import FACTS
+from sparkpin.recipes.vllm_parser import Refused, VllmParser, nearest, parser_of
+from sparkpin.serve.memory.estimates import SPARK_TOTAL
+from sparkpin.serve.memory.node_shares import HYBRID_PIPELINE, share_faults
+
+LONGEST = 1000  # characters of each part that is shown; the names of all parsers take 600
+LACKS = "a lock: "  # as `manifests` begins what it wants of a pin that nobody has locked
+Severity = Literal["error", "warning", "note"]
+ORDER: tuple[Severity, ...] = ("error", "warning", "note")
+PLUGINS: dict[str, str] = FACTS["parser_plugins"]
+TEMPLATE = "--chat-template"
+NO_FILE = ("", "none", "auto", "vllm")
+HYBRID = re.compile(FACTS["linear_attention"], re.IGNORECASE)
+"""Models with linear attention or state-space layers beside full attention."""
+COMPARISON = re.compile(r"([<>]=?) *(\d+(?:\.\d+)?)")
+OR = "unset or "
+THREAD = re.compile(r"(?:\S+/)?(\S+)#(\d+)")
+
+
+@dataclass(frozen=True)
+class RecipeFinding:
+    """error: it does not start, or not as it is meant; warning: it has broken for others, or does something else than
+    it seems; note: worth knowing."""
+
+    severity: Severity
+    key: str  # of the file
+    text: str
+    hint: str = ""  # what mends it
+
+    def __str__(self) -> str:
+        key, text, hint = (clipped(part, LONGEST) for part in (self.key, self.text, self.hint))
+        return f"{self.severity}: {key}: {text}" + (f"; {hint}" if hint else "")
+
+
+error, warning = partial(RecipeFinding, "error", "command"), partial(RecipeFinding, "warning", "command")
+"""Of the command, which most findings are about."""
+
+
+def of_error(error: SparkpinError, key: str = WHOLE, *, own: str = "") -> RecipeFinding:
+    """key: that led to it, for what is wrong in another file than `own` (empty: in none)."""
+    if not isinstance(error, ManifestError):
+        return RecipeFinding("error", key, error.message, error.next_step)
+    if error.next_step.startswith(("invoke lock", "curl ")):  # that is no mistake
+        hint = f"next: {error.next_step.partition(': ')[0]}"
+        return RecipeFinding("note", key, error.expected.removeprefix(LACKS), hint)
+    elsewhere = own != "" and not own.endswith(error.file)
+    text = error.message if elsewhere else error.fault
+    hint = "" if error.next_step.startswith((f"correct {error.key} in ", f"correct {own},")) else error.next_step
+    meant = nearest(error.key.rpartition(".")[2], error.known)  # of a key that nobody knows
+    return RecipeFinding("error", key if elsewhere else error.key, text, meant or hint)
+
+
+def ordered(findings: list[RecipeFinding]) -> list[RecipeFinding]:
+    """Errors first, each once."""
+    return sorted(dict.fromkeys(findings), key=lambda finding: ORDER.index(finding.severity))
+
+
+@dataclass(frozen=True)
+class PlannedServer:
+    """A server to be, on a stack of a project. chain: the stages of its image."""
+
+    project: Path
+    model: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    stack: schema.Stack
+    mods: Sequence[str]
+    chain: Sequence[schema.Stage]
+
+    @cached_property
+    def parser(self) -> VllmParser:
+        return parser_of(self.stack.vllm)
+
+    @cached_property
+    def packages(self) -> frozenset[str] | None:
+        """Distributions in its image; None for a stack that was never locked."""
+        if not (self.project / f"pins/stacks/{self.stack.name}.lock").is_file():
+            return None
+        wheels = manifests.read_lock(schema.StackLock, self.project, self.stack.name).wheels
+        return frozenset(wheel.name.lower().replace("_", "-") for wheel in wheels)
+
+    @cached_property
+    def flags(self) -> list[tuple[str | None, Flag]]:
+        """Each flag with the name that its vLLM knows it by."""
+        return [(self.parser.flag(flag.words[0]), flag) for flag in parse_flags(self.argv)[1]]
+
+    def value(self, name: str) -> str | None:
+        """The last one given counts; "" for a bare flag, None for one that is absent or negated.
+
+        name: `--no-X` is there where X is negated.
+        """
+        no = name.startswith("--no-")
+        wanted = f"--{name[5:]}" if no else name
+        found = [flag for known, flag in self.flags if known == wanted]
+        if not found or found[-1].words[0].startswith("--no-") != no:
+            return None
+        return found[-1].value or ""
+
+    def said(self, name: str) -> str | None:
+        """Of a flag, a part of --speculative-config after a dot, or a variable; None where they are not said."""
+        flag, _, part = name.partition(".")
+        if part:
+            return str(self.speculation[part]) if part in self.speculation else None
+        return self.value(flag) if flag.startswith("-") else self.env.get(flag)
+
+    @cached_property
+    def speculation(self) -> dict[str, Any]:
+        """--speculative-config, whether it stands as JSON, in parts or in flags of its keys."""
+        parts = {key: value for flag, key in SHORTS.items() if (value := flag_value(self.argv, flag)) is not None}
+        with contextlib.suppress(ManifestError):  # what `of_words` tells
+            return speculation(self.argv) | parts
+        return parts
+
+
+def of_words(served: PlannedServer) -> Iterator[RecipeFinding]:
+    for word in parse_flags(served.argv)[0][3:]:
+        yield error(f"{word!r} is no flag, and the model stands there already", "remove it")
+    parts: dict[str, list[Flag]] = {}
+    for name, flag in served.flags:
+        shown = flag.words[0].partition("=")[0]
+        if name is None:
+            hint = nearest(shown.replace("_", "-"), served.parser.flags) or "leave it out"
+            yield error(f"vLLM {served.parser.wanted} has no flag {shown}", hint)
+        else:  # those that set a part of one flag are judged together
+            parts.setdefault(name if "." in shown else " ".join(flag.words), []).append(flag)
+    for some in parts.values():
+        yield from of_flag(served, served.parser.flag(some[0].words[0]) or "", some)
+
+
+def of_flag(served: PlannedServer, name: str, flags: list[Flag]) -> Iterator[RecipeFinding]:
+    """Of what sets one flag: what its parser refuses, then what vLLM refuses of what its parser took."""
+    parser, given = served.parser, flags[0].value or ""
+    try:
+        value = parser.parsed(flags)
+        for one in value if isinstance(value, list) else [value]:
+            if one is not None:
+                yield from of_value(served, name, str(one))
+        parser.require(name, value)
+    except Refused as refused:
+        fault = str(refused).partition(": ")[2] or str(refused)
+        if re.fullmatch(r"\{\w[\w-]*\}", given) or (given[:1] == "{" and "json" in fault.lower()):
+            return  # said otherwise
+        shown = f"{flags[0].words[0].partition('=')[0]} {short(given)}".strip()
+        hint = nearest(given, map(str, parser.flags[name].get("choices", ())))
+        yield error(f"{shown}: vLLM {parser.wanted} refuses it: {fault}", hint)
+
+
+def of_value(served: PlannedServer, name: str, value: str) -> Iterator[RecipeFinding]:
+    """Of a value that the parser took: a name that this vLLM has not, a file that nobody brings."""
+    entry = served.parser.flags[name]
+    known = entry.get("known", ())
+    is_named = value.lower() in {*map(str.lower, known), *NO_FILE} or "." in value
+    if known and not is_named and served.value(PLUGINS.get(name, name)) in (None, value):
+        unknown = warning if entry.get("open") else error
+        few = f"it has {', '.join(known)}" if len(known) < 100 and unknown is error else ""
+        text = f"{name} {value}: not among what vLLM {served.parser.wanted} has"
+        yield unknown(text, nearest(value, known) or few)
+    if lacks_file(name, value, served.model, template_names(served.project, served.mods)):
+        hint = "leave the flag out" + (": the model's repository has a template of its own" if name == TEMPLATE else "")
+        yield error(f"{name} {value}: nothing of this project brings that file to the server", hint)
+
+
+def lacks_file(flag: str, value: str, model: str, templates: Collection[str]) -> bool:
+    """Whether a value names a file, or a repository, that no container has: it has the checkpoint, the templates of
+    mods, and no network."""
+    if flag not in FACTS["flags_of_files"] or value.lower() in NO_FILE or value in (MODEL_PATH, model):
+        return False
+    if flag == TEMPLATE and ("{" in value or value.rpartition("/")[2] in templates):
+        return False
+    return not value.startswith(f"{MODEL_PATH}/")
+
+
+def of_environment(served: PlannedServer) -> Iterator[RecipeFinding]:
+    gone: dict[str, str] = FACTS["env_that_became_flags"]
+    for name in served.env:
+        if name.startswith("VLLM_") and name not in served.parser.environment:
+            flag = next((flag for pattern, flag in gone.items() if fnmatchcase(name, pattern)), "")
+            hint = f"write {flag}" if flag else nearest(name, served.parser.environment, 0.87)
+            text = f"vLLM {served.parser.wanted} does not know this variable"
+            yield RecipeFinding("warning", f"env.{name}", text, hint)
+
+
+def of_known_issues(served: PlannedServer) -> Iterator[RecipeFinding]:
+    for issue in manifests.load_known_issues(served.project):
+        if applies(issue, served):
+            name = next(iter(issue.when))
+            key = "command" if name.startswith("-") else f"env.{name}"
+            yield RecipeFinding(issue.severity, key, told(issue, served.said), issue.do)
+
+
+def applies(issue: schema.KnownIssue, served: PlannedServer) -> bool:
+    return bool(
+        issue.gpu in (None, served.stack.gpu is not None)
+        and (not issue.hybrid or HYBRID.search(served.model))
+        and (not issue.models or any(fnmatchcase(served.model.lower(), model.lower()) for model in issue.models))
+        and schema.is_within(issue.vllm, served.parser.wanted)
+        and (not issue.lacks or (served.packages is not None and issue.lacks not in served.packages))
+        and holds(issue, served.said)
+    )
+
+
+def holds(issue: schema.KnownIssue, value: Callable[[str], str | None]) -> bool:
+    """Whether all rows of `when` do. value: what is so; None for what is not said or not known."""
+    return all(fits(condition, value(name)) for name, condition in issue.when.items())
+
+
+def fits(condition: str, value: str | None) -> bool:
+    """`unset or CONDITION` is for what is at fault by default, too."""
+    if value is None:
+        return condition == "unset" or condition.startswith(OR)
+    condition = condition.removeprefix(OR)
+    if condition in ("set", "unset"):
+        return condition == "set"
+    if not (found := COMPARISON.fullmatch(condition)):
+        return fnmatchcase(value.lower(), condition.lower())
+    try:
+        number, limit = float(value), float(found[2])
+    except ValueError:
+        return False
+    return {"<": number < limit, "<=": number <= limit, ">": number > limit, ">=": number >= limit}[found[1]]
+
+
+def told(issue: schema.KnownIssue, value: Callable[[str], str | None]) -> str:
+    """In one line, with the threads that it is known from."""
+    name = next(iter(issue.when))
+    seen = value(name)
+    subject = f"no {name}" if seen is None else f"{name} {seen}".strip()
+    threads = [f"{found[1]}#{found[2]}" for one in issue.evidence if (found := THREAD.fullmatch(one.source))]
+    return f"{subject}: {issue.text}" + (f" ({', '.join(threads)})" if threads else "")
+
+
+def of_draft(served: PlannedServer) -> Iterator[RecipeFinding]:
+    draft = second_model(served.speculation)
+    if isinstance(draft, str) and not draft.startswith(MODEL_PATH):
+        text = f"the draft model {draft} is not fetched, and a container has no network"
+        yield error(text, f"pin it and write `drafter: {draft}` (docs/drafters.md), or leave --speculative-config out")
+
+
+def of_cache(served: PlannedServer) -> Iterator[RecipeFinding]:
+    if text := lacks_mod(served.value(CACHE_TYPE), served.chain):
+        yield warning(text, f"stage {STAGE} has it; else leave the flag out")
+
+
+def of_family(served: PlannedServer) -> Iterator[RecipeFinding]:
+    """Of a parser that is another one than the model's family has: calls and thoughts would come as text."""
+    family = vllm_command.family_of(manifests.load_families(served.project), served.model)
+    for choice in family.serve if family else ():
+        given, known = served.value(choice.flag), str(choice.value)
+        if choice.flag in PLUGINS and given and given.partition("_")[0] != known.partition("_")[0]:
+            text = f"{choice.flag} {given}: models of the family {family.name if family else ''} write for {known}"
+            yield warning(text, f"{choice.flag} {known}, or leave the flag out")
+
+
+def of_record(served: PlannedServer) -> Iterator[RecipeFinding]:
+    known, wanted = served.parser.version, served.parser.wanted
+    if known != wanted:
+        text = f"nothing is recorded of vLLM {wanted}: compared with {known}"
+        yield RecipeFinding("note", "stack", text, "python benchmarks/vllm_parser.py records a release")
+
+
+def of_machines(served: PlannedServer) -> Iterator[RecipeFinding]:
+    """Of layers or heads that several machines cannot divide."""
+    if nodes_of(served.argv) == 1:
+        return
+    if (flag_value(served.argv, PIPELINE) or "1") != "1" and HYBRID.search(served.model):
+        yield error(f"{PIPELINE}: {HYBRID_PIPELINE}", f"{PIPELINE} 1")
+    elif config := config_ahead(served.project, served.model):
+        with contextlib.suppress(ManifestError, ValueError):  # a model that no plan here knows; numbers that are none
+            yield from [of_error(fault) for fault in share_faults(config, served.argv, (), "the recipe")]
+
+
+def of_weights(served: PlannedServer) -> Iterator[RecipeFinding]:
+    """Of a model that is too large, by its name: billions of weights, with so many bits each (0: nobody can tell)."""
+    machines, name = nodes_of(served.argv), served.model.rpartition("/")[2]
+    billions = re.search(r"(?<![\dA-Za-z.])(\d+(?:\.\d+)?)B(?![a-z])", name, re.IGNORECASE)
+    text, sizes = f"{name} {served.value('--quantization') or ''}", FACTS["bits_by_name"]
+    bits = min((bits for pattern, bits in sizes.items() if re.search(pattern, text, re.IGNORECASE)), default=16)
+    size = float(billions[1]) * 1e9 * bits / 8 if billions else 0
+    if served.stack.gpu and size > SPARK_TOTAL * machines:
+        text = f"{served.model}: its weights are about {size / 1e9:.0f} GB, and {count(machines, 'machine')} of 128 GB"
+        yield error(f"{text} cannot hold them", "name more machines, or take a smaller model")
+
+
+RULES: tuple[Callable[[PlannedServer], Iterator[RecipeFinding]], ...] = (
+    of_words, of_environment, of_known_issues, of_draft, of_cache, of_family, of_record, of_machines, of_weights,
+)  # fmt: skip
+
+
+def findings(served: PlannedServer) -> list[RecipeFinding]:
+    return [finding for rule in RULES for finding in rule(served)]
