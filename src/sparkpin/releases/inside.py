@@ -53,8 +53,7 @@ EVENTS = (  # where the kernel counts what it killed for want of memory: cgroup 
     Path("/sys/fs/cgroup/memory.events"),
     Path("/sys/fs/cgroup/memory/memory.oom_control"),
 )
-SOCKETS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))  # proc(5); torch's sockets are in the second
-ESTABLISHED = "01"
+SOCKETS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))  # proc(5), 01: established; torch's sockets are in the second
 
 
 def say(text: str) -> None:
@@ -77,20 +76,21 @@ def run(argv: Sequence[str]) -> int:
         causes.append(0)
         server.send_signal(number)
 
-    def end(code: int) -> None:
+    def end(code: int, why: str) -> None:
+        say(f"ended: {why}")
         causes.append(code)
         kill_others()
 
     def look(*_: object) -> None:
         now = connections(settings["store"])
-        if machines(known) - machines(known & now):  # one that came again meanwhile is another server
-            say("a machine has gone from torch's store: ending this one, too")
-            end(PEER_LOST)
+        gone = {one[:8] for one in known} - {one[:8] for one in known & now}  # who came again meanwhile has gone, too
+        if gone and not causes:
+            end(PEER_LOST, "another machine has gone from torch's store")
         known.update(now)
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGUSR1, lambda *_: end(HUNG))
+    signal.signal(signal.SIGUSR1, lambda *_: end(HUNG, "it answered no request any more"))
     if "store" in settings:
         signal.signal(signal.SIGALRM, look)
         signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
@@ -122,16 +122,12 @@ def connections(store: Sequence[Any]) -> set[str]:
     head = f"{int.from_bytes(socket.inet_aton(address), sys.byteorder):08X}"
     found = set()
     for table in SOCKETS:
-        for line in table.read_text().splitlines()[1:]:
-            _, local, other, state = line.split()[:4]
+        rows = table.read_text().splitlines()[1:] if table.exists() else []  # a kernel may have no IPv6
+        for _, local, other, state in (row.split()[:4] for row in rows):
             ends = {local[-13:], other[-13:]}  # an IPv4 address ends one of IPv6 that stands for it
-            if state == ESTABLISHED and f"{head}:{port:04X}" in ends:
+            if state == "01" and f"{head}:{port:04X}" in ends:
                 found |= {end for end in ends if not end.startswith(head)}
     return found
-
-
-def machines(ends: set[str]) -> set[str]:
-    return {end.partition(":")[0] for end in ends}
 
 
 def restarts() -> int:
@@ -164,8 +160,6 @@ def reap(pid: int) -> int:
 def outcome(code: int, causes: Sequence[int]) -> int:
     """The exit code of the container. code: as subprocess has it, negative for a signal."""
     if causes:
-        if HUNG in causes:
-            say("ended: it answered no request any more")
         return min(causes)
     if killed := killed_for_memory():
         say(f"ended: the kernel killed {killed} of its processes for want of memory")
@@ -173,11 +167,8 @@ def outcome(code: int, causes: Sequence[int]) -> int:
     if code < 0:
         say(f"ended by signal {-code} ({signal.Signals(-code).name})")
         return 128 - code
-    if code == 0:
-        say("ended with 0, though nobody asked it to")
-        return UNASKED
-    say(f"ended with {code}")
-    return code
+    say(f"ended with {code}" + (", though nobody asked it to" if code == 0 else ""))
+    return code or UNASKED
 
 
 def killed_for_memory() -> int:

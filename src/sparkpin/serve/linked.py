@@ -28,7 +28,6 @@ from sparkpin.serve.postmortem import report
 from sparkpin.serve.served import LABEL, RELEASE_LABEL, is_running
 
 NODES_LABEL = "sparkpin.nodes"  # of rank 0: its `Nodes`, as JSON
-RANK_LABEL = "sparkpin.node.rank"  # of the others
 OWNER_LABEL = "sparkpin.node.of"  # of the others: host and home of rank 0
 RECIPE_LABEL = "sparkpin.node.recipe"
 GROUP_LABEL = "sparkpin.node.group"  # of all that were made together
@@ -101,7 +100,7 @@ def order_of(wanted: LaunchOrder, checked: Checked, rank: int, group: str) -> La
         labels[NODES_LABEL] = checked.nodes.text
     else:
         home, recipe = labels.pop(HOME_LABEL), labels.pop(LABEL)  # else `status` there took it for a service
-        labels |= {RANK_LABEL: str(rank), OWNER_LABEL: owner(home), RECIPE_LABEL: recipe}
+        labels |= {OWNER_LABEL: owner(home), RECIPE_LABEL: recipe}
         checkpoint = checked.folders[rank]
     return replace(
         wanted,
@@ -132,7 +131,7 @@ def keep_up(container: Container, wanted: LaunchOrder, checked: Checked | None) 
         return
     for machine, one in [(checked.machines[0], container), *peers_of(container)]:
         with machine.errors():
-            launch.keep_up(one, order_of(wanted, checked, int(one.labels.get(RANK_LABEL, 0)), ""))
+            launch.keep_up(one, order_of(wanted, checked, checked.nodes.urls.index(machine.where), ""))
 
 
 def nodes_of(container: Container | None) -> Nodes | None:
@@ -173,7 +172,7 @@ def rejoined(
     to is removed there: a killed run left it."""
     group, peers = server.labels.get(GROUP_LABEL) if server else None, []
     for machine, one in connections.enter_context(elsewhere(paths, recipe, [server] if server else [])):
-        if group and one.labels[GROUP_LABEL] == group:
+        if group and one.labels.get(GROUP_LABEL) == group:
             peers.append((machine, one))
         else:
             with machine.errors():
@@ -198,13 +197,13 @@ def whole(container: Container) -> bool:
 def deaths(container: Container, release: Release, folder: Path) -> list[str]:
     """A report for each other machine that answers; it is kept beside rank 0's, with the log."""
     found = []
-    for machine, peer in peers_of(container):
+    for number, (machine, peer) in enumerate(peers_of(container), 1):
         with contextlib.suppress(SparkpinError), machine.errors():
             peer.reload()
             ended = crash_facts.how_ended(peer) or "still ran"
             death = crash_facts.examine(peer, release.recipe, f"{machine.where}: {release.tag}", ended)
             death = replace(death, machine=())  # which is this one's
-            crash_facts.keep(folder / f"rank-{peer.labels[RANK_LABEL]}", death)
+            crash_facts.keep(folder / f"machine-{number}", death)
             found += ["", *report(death)]
     return found
 

@@ -220,7 +220,7 @@ def test_both_machines_start_anew(copy: Checkout, host: OtherHost, first: Releas
 def test_two_machines_serve_one_model(copy: Checkout, host: OtherHost, first: Release) -> None:
     own = str(ipaddress.ip_network(host.network)[1])
     assert {ip for ip, _ in listeners(STORE_PORT)} == {own}
-    refused(copy, BusyError, f"invoke stop --recipe {RECIPE}", "smoke", first.tag, "--nodes", host.url)
+    refused(copy, BusyError, f"port {STORE_PORT} is taken", "smoke", first.tag, "--nodes", host.url)
     (other,) = ranks(host)
     # A busy machine may not answer in the few seconds that `status` gives it.
     until(lambda: [(node["where"], node["state"]) for node in served(copy)["nodes"]] == [(host.url, "running")], 120)

@@ -77,4 +77,4 @@ def test_the_connections_of_workers_to_the_store(tmp_path: Path, monkeypatch: py
         table.write_text(text)
     monkeypatch.setattr(inside, "SOCKETS", tables)
     found = inside.connections(("10.0.0.1", 29501))
-    assert found == {f"{WORKER}:C7A6", f"{WORKER}:C7A7"} and inside.machines(found) == {WORKER}
+    assert found == {f"{WORKER}:C7A6", f"{WORKER}:C7A7"}

@@ -175,13 +175,12 @@ def test_a_machine_that_answers_once_and_no_more_is_away(engine: Site, monkeypat
 
 
 def test_a_server_keeps_what_was_made_with_it_and_the_rest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine of its own may be away from those that are named now, or stand in another place among them."""
     labels = {linked.GROUP_LABEL: "g", linked.NODES_LABEL: Nodes(("here", "ssh://b", "ssh://c")).text}
     old: Any = SimpleNamespace(labels=labels, attrs={}, client=None, collection=None)
     b, c = (nodes.Machine(url, SimpleNamespace()) for url in ("ssh://b", "ssh://c"))  # type: ignore[arg-type]
     made: list[Any] = [
-        (machine, SimpleNamespace(id=group, labels={linked.GROUP_LABEL: group, linked.RANK_LABEL: rank}))
-        for machine, group, rank in ((c, "killed", "1"), (b, "g", "1"), (c, "g", "2"))
+        (machine, SimpleNamespace(id=group, labels={linked.GROUP_LABEL: group}))
+        for machine, group in ((c, "killed"), (b, "g"), (c, "g"))
     ]
     removed = list[str]()
     monkeypatch.setattr(linked, "elsewhere", lambda *_: contextlib.nullcontext(made))
