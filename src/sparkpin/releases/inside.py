@@ -40,8 +40,8 @@ HERE = Path(__file__).parent
 SETTINGS = "settings.json"
 RESTARTS = HERE / "state/restarts"  # their number, since the last time that all were there again
 STATE = Path("/tmp/sparkpin")  # a tmpfs: empty again at each start
-HUNG, OUT_OF_MEMORY, UNASKED = 70, 137, 71  # exit codes; 71: ended with 0 though nobody asked
-PEER_LOST = 72  # exit code: another machine's end of the pair has gone
+HUNG, UNASKED, PEER_LOST, OUT_OF_MEMORY = 70, 71, 72, 137
+"""Exit codes. 71: ended with 0 though nobody asked; 72: another machine's end of the pair has gone."""
 STAYS_DOWN = "stays down"  # how the last line of the log begins then
 METRICS_SECONDS = 5.0
 LOOK_SECONDS = 1  # between two looks for the other machines
@@ -64,7 +64,7 @@ def run(argv: Sequence[str]) -> int:
     """Start the server and wait for its end; the exit code of the container."""
     STATE.mkdir(mode=0o700, exist_ok=True)
     (STATE / "started").write_text(str(time.monotonic()))
-    write_restarts(restarts() + 1 if RESTARTS.exists() else 0)
+    RESTARTS.write_text(str(restarts() + 1 if RESTARTS.exists() else 0))
     settings = load_settings()
     Path(settings["socket"]).unlink(missing_ok=True)  # of its last life
     say(BEGUN)
@@ -137,16 +137,9 @@ def restarts() -> int:
     return 0
 
 
-def write_restarts(number: int) -> None:
-    new = RESTARTS.with_suffix(".new")
-    new.write_text(str(number))
-    new.replace(RESTARTS)
-
-
 def load_settings() -> dict[str, Any]:
     """Anew each time: the host may have changed them."""
-    found: dict[str, Any] = json.loads((HERE / SETTINGS).read_text())
-    return found
+    return dict(json.loads((HERE / SETTINGS).read_text()))
 
 
 def reap(pid: int) -> int:
@@ -246,7 +239,7 @@ def health(settings: dict[str, Any]) -> int:
         return failed(settings, str(error))
     (STATE / "failures").unlink(missing_ok=True)
     if time.monotonic() - float((STATE / "started").read_text()) > settings["refill"]:
-        write_restarts(0)
+        RESTARTS.write_text("0")
     return 0
 
 

@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from sparkpin.releases.inside import STAYS_DOWN
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import crash_facts, launch, nodes
 from sparkpin.serve.launch import LaunchOrder
-from sparkpin.serve.nodes import HERE, Checked, Machine, Nodes, each, reached
+from sparkpin.serve.nodes import HERE, Checked, Machine, Nodes, reached
 from sparkpin.serve.postmortem import report
 from sparkpin.serve.served import LABEL, RELEASE_LABEL, is_running
 
@@ -66,7 +67,8 @@ class Linked(Container):  # type: ignore[misc, unused-ignore]
             except SparkpinError as error:
                 say(f"warning: {machine.where}: {container.name}: {error.message}")
 
-        each([(None, self), *self.peers], on)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(on, [(None, self), *self.peers]))
 
 
 def peers_of(container: Container) -> Sequence[tuple[Machine, Container]]:

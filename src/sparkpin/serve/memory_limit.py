@@ -82,10 +82,11 @@ def fits_beside(room: Room) -> bool:
     return room.plan is not None and room.needed + SLACK + HOST_RESERVE <= available()
 
 
-def require_room(room: Room, release: Release, free: int | None = None, freed: int = 0) -> None:
+def require_room(room: Room, release: Release, free: int | None = None, freed: int = 0, where: str = "") -> None:
     """HostError when the plan needs more than is free: on unified memory vLLM would take the machine with it.
 
     free: bytes, of another machine; None: of this one, as it is now. freed: bytes that a server gives back that runs.
+    where: goes before the message.
     """
     free = available() if free is None else free
     if room.plan is None or room.needed <= free + freed:
@@ -93,7 +94,7 @@ def require_room(room: Room, release: Release, free: int | None = None, freed: i
     hints = "; ".join(room.plan.hints)
     more = f", and {gib(freed)} once it is stopped that runs now" if freed else ""
     raise HostError(
-        f"{release.tag} needs {gib(room.needed)}, and {gib(free)} are free{more}",
+        f"{where}{release.tag} needs {gib(room.needed)}, and {gib(free)} are free{more}",
         next_step=f"end what else takes memory{f', or: {hints}' if hints else ''} (invoke plan says more)",
     )
 

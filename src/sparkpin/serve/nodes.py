@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 from pydantic import TypeAdapter
 
@@ -38,8 +36,6 @@ NODES_FILE = ".nodes.json"
 LOOK_MEMORY = 1 << 29
 LOOK_SECONDS = 90
 SHORT_SECONDS = 8  # for a machine that may be away
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -57,8 +53,7 @@ class Nodes:
 
     @classmethod
     def read(cls, text: str) -> Nodes:
-        value = json.loads(text)
-        return cls(tuple(value["urls"]), str(value["link"]), bool(value["shared"]))
+        return TypeAdapter(cls).validate_json(text)
 
 
 @dataclass(frozen=True)
@@ -114,7 +109,7 @@ def kept(paths: Paths, recipe: str) -> Nodes | None:
     path = path_of(paths, recipe)
     try:
         return Nodes.read(path.read_text(encoding="utf-8")) if path.is_file() else None
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         raise InputError(f"{path}: {error}", next_step=f"rm {path}, then invoke serve --nodes ...") from None
 
 
@@ -130,12 +125,6 @@ def keep(paths: Paths, recipe: str, nodes: Nodes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path, mode=0o600) as file:
         file.write(f"{nodes.text}\n".encode())
-
-
-def each(items: Sequence[T], act: Callable[[T], R]) -> list[R]:
-    """`act` on all at once."""
-    with ThreadPoolExecutor(max(len(items), 1)) as pool:
-        return list(pool.map(act, items))
 
 
 @dataclass(frozen=True)
@@ -245,9 +234,8 @@ def check(
     from sparkpin.releases.runs_here import uses_gpu  # slow to import, both
     from sparkpin.serve import memory_limit
 
-    folders = [str(checkpoint.absolute()), *each(machines[1:], lambda machine: require_model(machine, release))]
-    pairs = zip(machines, folders, strict=True)
-    facts = each([*pairs], lambda pair: examined(pair[0], release, pair[1]))
+    folders = [str(checkpoint.absolute()), *(require_model(machine, release) for machine in machines[1:])]
+    facts = [examined(machine, release, folder) for machine, folder in zip(machines, folders, strict=True)]
     for one in facts:
         if one.record != facts[0].record:
             raise CheckpointError(
@@ -264,10 +252,7 @@ def check(
     limits = []
     for machine, one in zip(machines, facts, strict=True):
         room = memory_limit.room_for(paths, machine.engine, release, checkpoint)
-        try:
-            memory_limit.require_room(room, release, one.memory_available, freed.get(one.where, 0))
-        except HostError as error:
-            raise HostError(f"{one.where}: {error.message}", next_step=error.next_step) from None
+        memory_limit.require_room(room, release, one.memory_available, freed.get(one.where, 0), f"{one.where}: ")
         limits.append(room.limit)
     if HERE not in freed and listeners(STORE_PORT):
         raise BusyError(

@@ -37,7 +37,7 @@ def lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         (tmp_path / inside.SETTINGS).write_text(json.dumps(settings))
         inside.RESTARTS.unlink(missing_ok=True)
         if counted is not None:
-            inside.write_restarts(counted)
+            inside.RESTARTS.write_text(str(counted))
         return inside.run(["server"])
 
     return live
