@@ -228,6 +228,7 @@ def test_two_machines_serve_one_model(copy: Checkout, host: OtherHost, first: Re
     assert (settings["NetworkMode"], settings["ReadonlyRootfs"], settings["CapDrop"]) == ("host", True, ["ALL"])
     assert other.attrs["Config"]["User"].startswith("10001") and not settings["Devices"]
     assert settings["RestartPolicy"]["Name"] == "unless-stopped"
+    assert served(copy)["restarts"] == other.attrs["RestartCount"] == 0, "neither took the other for gone"
     log = copy.done("logs", "--recipe", RECIPE, "--lines", "3").splitlines()
     assert {line.partition(" | ")[0] for line in log} == {"here", host.url}
 
