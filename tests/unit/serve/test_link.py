@@ -104,6 +104,9 @@ def test_a_network_that_others_may_be_on(here: dict[str, Any], there: dict[str, 
     assert len(told) == 1
 
 
+CHECKPOINT = '{"files": {"sub/config.json": {"size": 2}}}'
+
+
 def test_what_is_read_of_a_spark(tmp_path: Path) -> None:
     """A made root: no machine of ours has a second route, an RDMA device, a driver."""
     for name, text in {
@@ -120,7 +123,8 @@ def test_what_is_read_of_a_spark(tmp_path: Path) -> None:
         "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.95.05  Release\n",
         "proc/meminfo": "MemTotal:       125000000 kB\nMemAvailable:   2048 kB\n",
         "sys/class/net/lo/operstate": "unknown\n",
-        "model/sparkpin.json": "{}",
+        "model/sparkpin.json": CHECKPOINT,
+        "model/sub/config.json": "{}",
     }.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,4 +134,6 @@ def test_what_is_read_of_a_spark(tmp_path: Path) -> None:
     assert told["interfaces"] == [{"name": "lo", "place": "127.0.0.1/255.0.0.0", "up": True, "rdma": []}]
     assert told["default_routes"] == ["eth0", "wlan0"] and "580.95.05" in told["driver"]
     assert (told["gpus"], told["memory_available"]) == (["NVIDIA GB10"], 2 << 20)
-    assert told["record"] == hashlib.sha256(b"{}").hexdigest() and inside_link.record(tmp_path) == ""
+    assert told["record"] == hashlib.sha256(CHECKPOINT.encode()).hexdigest() and inside_link.record(tmp_path) == ""
+    (tmp_path / "model/sub/config.json").write_text("{")
+    assert inside_link.record(tmp_path / "model") == "", "half a checkpoint"

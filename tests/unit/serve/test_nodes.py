@@ -136,7 +136,7 @@ LOGS = [b"", b"3", b"[]", b"{", b"\xff", b"[" * 100_000, b"{}"]
 
 
 @pytest.mark.parametrize("log", LOGS + [json.dumps({**TOLD, key: value}).encode() for key, value in WRONG])
-def test_what_another_machine_answers_is_not_believed(engine: Site, log: bytes, carried: None) -> None:
+def test_what_another_machine_answers_is_not_believed(engine: Site, log: bytes) -> None:
     """No host here answers wrongly by itself."""
     machine = nodes.Machine("ssh://b", engine)  # type: ignore[arg-type]
     engine.log = b"a warning of Python's\n" + json.dumps(TOLD).encode()
