@@ -215,7 +215,7 @@ def fake_engine(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
             records.point(records.get(tag))
 
     commands = steps.Commands(lambda *_: None, smoke, measure_quality, measure_speed, promote)
-    monkeypatch.setattr(task, "commands", lambda quick: commands)
+    monkeypatch.setattr(task, "commands", lambda paths: commands)
     for name, value in {
         "at_work": at_work,
         "fetch_missing": lambda *_: None,

@@ -19,6 +19,7 @@ from sparkpin.upgrade.bisect.search import FOLDER, Search
 
 @task("measure")
 def bisect(
+    paths: Paths,
     *,
     good: Annotated[str, "release whose check is good", "TAG"],
     bad: Annotated[str, "release whose check is bad", "TAG"],
@@ -26,7 +27,6 @@ def bisect(
     serve: Annotated[bool, "start a server for each trial: its address is SPARKPIN_ENDPOINT"] = False,
 ) -> None:
     """Find the change between two releases that makes a check fail."""
-    paths = Paths.from_env()
     plan, asked = make_plan(paths, good, bad), Check(check, serve)
     show(f"- good {plan.good.tag}\n+ bad  {plan.bad.tag}")
     show_changes(plan.changes)

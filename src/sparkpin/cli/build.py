@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from sparkpin.build.make import at_work, build_releases, fetch_missing
-from sparkpin.build.pair import Pairing
+from sparkpin.build.pair import Pairing, pair, require_model_fits
 from sparkpin.build.rootfs import native_stack
 from sparkpin.checkpoint.steps import all_steps, checkpoint_steps, lock_for, require
-from sparkpin.cli import tables
-from sparkpin.cli.choose import pairings_of
-from sparkpin.cli.notes import finish, notes_of
+from sparkpin.cli.notes import notes_of, report
 from sparkpin.cli.options import Recipe, Stack, Stage
 from sparkpin.cli.tasks import task
 from sparkpin.core import terminal
@@ -21,12 +19,11 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.distribute import digests
 from sparkpin.distribute.signing import Keys, ensure_attested
-from sparkpin.fetch.store import Store
 from sparkpin.host.engine import Engine
-from sparkpin.host.machine import this_platform
+from sparkpin.host.machine import default_recipe, this_platform
 from sparkpin.pins import manifests
-from sparkpin.pins.schema import LockedFile, ModelLock, ModelPin
-from sparkpin.releases.record import Release, Releases
+from sparkpin.pins.schema import ModelLock, ModelPin
+from sparkpin.releases.record import Release
 
 Take = Callable[[Engine], Mapping[str, Release]]
 
@@ -37,23 +34,12 @@ class BuildPlan:
 
     paths: Paths
     pairings: tuple[Pairing, ...]  # the chain of stages; the last is the one asked for
-    notes: tuple[str, ...]  # what was overruled, what was chosen, and what vLLM will refuse
-
-    @property
-    def states(self) -> list[str]:
-        """Of each pairing's release."""
-        known = [Releases(self.paths).find(pairing.tag) for pairing in self.pairings]
-        return [release.state_text if release else "to be built" for release in known]
-
-    @property
-    def absent(self) -> list[LockedFile]:
-        """Of the stack's lock, what the store has not."""
-        store = Store(self.paths.store)
-        return [file for file in self.pairings[-1].stack_lock.files if not store.has(file)]
+    notes: Sequence[str]  # what was overruled, what was chosen, and what vLLM will refuse
 
 
 @task("build")
 def build(
+    paths: Paths,
     *,
     stage: Stage = None,
     recipe: Recipe = None,
@@ -69,41 +55,43 @@ def build(
 
     invoke build --stage v2-tq
     """
-    parts = {"--render": render, "--fetch-only": fetch_only, "--checkpoint-only": checkpoint_only}
-    require_one(parts | {"--offline": offline})
-    require_one({"--model": bool(model), "--recipe": bool(recipe), "--stack": bool(stack and model)})
+    require_one(offline=offline, render=render, fetch_only=fetch_only, checkpoint_only=checkpoint_only)
+    require_one(model=model, recipe=recipe, stack=model and stack)
     if (model or dry_run) and not checkpoint_only:
         step = "invoke build --checkpoint-only, with the same options"
         raise InputError("--model and --dry-run go with --checkpoint-only", next_step=step)
     if model:
-        project = Paths.from_env().project
-        pin = manifests.load_model(project, model)
-        steps = checkpoint_steps(manifests.load_chain(project, stage), pin) if stage else all_steps(pin)
+        pin = manifests.load_model(paths.project, model)
+        steps = checkpoint_steps(manifests.load_chain(paths.project, stage), pin) if stage else all_steps(pin)
         require(pin, steps)  # before the lock, which could not help
-        lock = lock_for(pin, manifests.load_model_lock(project, pin), steps)
-        act_on_checkpoint(pin, lock, steps, dry_run=dry_run)
+        lock = lock_for(pin, manifests.load_model_lock(paths.project, pin), steps)
+        act_on_checkpoint(paths, pin, lock, steps, dry_run=dry_run)
         return
-    plan = plan_of(recipe, stage, stack)
+    plan = plan_of(paths, recipe, stage, stack)
     last = plan.pairings[-1]
     if render:
         show_rendered(last)
     elif fetch_only:
-        fetch(plan.paths, last)
+        fetch(paths, last)
     elif checkpoint_only:
-        act_on_checkpoint(last.model, last.model_lock, last.steps, dry_run=dry_run)
+        act_on_checkpoint(paths, last.model, last.model_lock, last.steps, dry_run=dry_run)
     else:
         for note in plan.notes:
             say(note)
-        report(plan.paths, carry_out(plan, offline=offline))
+        report(paths, carry_out(plan, offline=offline), smoked=False)
 
 
-def require_one(options: Mapping[str, bool]) -> None:
-    if len(given := [option for option, is_given in options.items() if is_given]) > 1:
+def require_one(**options: object) -> None:
+    """InputError where more than one was given."""
+    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
+    if given[1:]:
         raise InputError(f"got {' and '.join(given)}, expected one of them", next_step=f"invoke build {given[0]}")
 
 
-def plan_of(recipe: str | None, stage: str | None, stack: str | None) -> BuildPlan:
-    paths, pairings = pairings_of(recipe, stage, stack)
+def plan_of(paths: Paths, recipe: str | None, stage: str | None, stack: str | None) -> BuildPlan:
+    pairings = pair(paths.project, recipe or default_recipe(paths.project, stack), stage=stage, stack_name=stack)
+    for pairing in pairings:
+        require_model_fits(paths, pairing)
     return BuildPlan(paths, pairings, notes_of(paths, pairings[-1]))
 
 
@@ -128,31 +116,25 @@ def carry_out(plan: BuildPlan, *, offline: bool = False, take: Take = lambda eng
 def compare_published(plan: BuildPlan, made: Sequence[Release]) -> None:
     """Whether the images are those that the project publishes for these pins, and how many builders got the last."""
     images, last, project = [pairing.rendered for pairing in plan.pairings], made[-1], plan.paths.project
-    published = digests.load(project, last.stack)
+    published, same = digests.load(project, last.stack), list[str]()
     confirmed = digests.confirmations(project, last.build_key, last.image, Keys.from_env().allowed)
     if published is None and confirmed == digests.Confirmations():
         return
-    file, found = digests.file_of(last.stack), dict[str, list[str]]()
+    file = digests.file_of(last.stack)
     for end, release in enumerate(made, start=1):
         compared = digests.compare(published, images[:end], release.image, release.diff_ids)
         if compared and compared.difference:
             cause = f"image {release.image}, published {compared.published}; {compared.difference}"
             say(f"warning: {release.stage}: NOT the bytes that {file} publishes for these pins: {cause}")
             say(f"  next: invoke reproduce {release.tag}, which shows whether it comes out so again")
-        else:
-            what = "same bytes as published" if compared else "not published for these pins"
-            found.setdefault(what, []).append(release.stage)
+        elif compared:
+            same.append(release.stage)
     for why in confirmed.uncounted:
         say(f"not counted: {why}")
     for other in confirmed.others:
         say(f"warning: {other} got another image than {last.tag} of these pins")
-    show("; ".join([*(f"{what}: {', '.join(stages)} ({file})" for what, stages in found.items()), confirmed.line]))
-
-
-def report(paths: Paths, made: tuple[Release, ...], *, smoked: bool = False, serves: bool = False) -> None:
-    """The table, and what to type next. SmokeError where `smoked`, and one of them failed."""
-    tables.show_built(made)
-    finish(Releases(paths), made, smoked=smoked, serves=serves)
+    what = f"same bytes as published: {', '.join(same)}" if same else "not published for these pins"
+    show(f"{what} ({file}); {confirmed.line}")
 
 
 def show_rendered(pairing: Pairing) -> None:
@@ -180,18 +162,14 @@ def fetch(paths: Paths, pairing: Pairing) -> None:
         show(f"model {pairing.model.name}: all that is taken of {name}")
 
 
-def act_on_checkpoint(pin: ModelPin, lock: ModelLock, steps: Sequence[str], *, dry_run: bool) -> None:
+def act_on_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], *, dry_run: bool) -> None:
     """Plan it, or make it."""
     from sparkpin.build import checkpoint as building  # slow to import, with all that fetches
     from sparkpin.checkpoint.plan import summary
 
-    paths = Paths.from_env()
     if dry_run:
         disk = building.needs_of(paths, pin, lock, [tuple(steps)]).disk(paths)
-        for line in [
-            *summary(building.plan_checkpoint(paths, pin, lock, steps)),
-            *(f"disk: {row.text}" for row in disk),
-        ]:
-            show(line)
+        show("\n".join(summary(building.plan_checkpoint(paths, pin, lock, steps))))
+        show("\n".join(f"disk: {row.text}" for row in disk))
     else:
         show(str(building.build_checkpoint(paths, pin, lock, steps)))

@@ -6,13 +6,13 @@ import contextlib
 import json
 from typing import Annotated, Literal
 
+from sparkpin.cli.options import ServedRecipe
 from sparkpin.cli.tasks import task
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show, table
 from sparkpin.host.engine import engine_of
 from sparkpin.pins import manifests
-from sparkpin.pins.schema import Family
 from sparkpin.pins.vllm_command import family_of
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
@@ -23,16 +23,15 @@ from sparkpin.serve.client_formats import CLIENTS, found_here
 from sparkpin.serve.status import service_of
 from sparkpin.smoke.replies import Fault
 
+Tool = Literal["", "claude", "cline", "codex", "continue", "litellm", "llm", "open-webui", "openai", "opencode"]
+
 
 @task("serve")
 def client(
-    tool: Annotated[
-        Literal["", "claude", "cline", "codex", "continue", "litellm", "llm", "open-webui", "openai", "opencode"],
-        "claude, cline, codex, continue, litellm, llm, open-webui, openai or opencode (default: list them)",
-        "TOOL",
-    ] = "",
+    paths: Paths,
+    tool: Annotated[Tool, "one of claude, cline, codex, continue, ... (default: list them)", "TOOL"] = "",
     *,
-    recipe: Annotated[str | None, "recipe whose server is meant (default: the running one)"] = None,
+    recipe: ServedRecipe = None,
     url: Annotated[str, "the server's URL for the client, such as http://spark.local:8000 (default: as here)"] = "",
     key_env: Annotated[str, "environment variable that holds the API key at the client (default: none)", "NAME"] = "",
 ) -> None:
@@ -45,7 +44,7 @@ def client(
     if key_env and not key_env.isidentifier():
         cause = f"--key-env: got {key_env!r}, expected the name of a variable of the environment"
         raise InputError(cause, next_step="--key-env SPARKPIN_API_KEY: the key itself belongs into no configuration")
-    chosen, facts = CLIENTS[tool], facts_of_server(Paths.from_env(), recipe, url=url, key=key_env)
+    chosen, facts = CLIENTS[tool], facts_of_server(paths, recipe, url=url, key=key_env)
     if chosen.too_long_for(facts):
         say(
             f"warning: a context of {facts.context:,} tokens is too short for {tool}: its own instructions and tools "
@@ -60,11 +59,9 @@ def client(
 def list_tools() -> None:
     """Those that are found on this machine first."""
     here = found_here()
-    rows = [
-        (name, "here" if name in here else "", CLIENTS[name].file or "lines for a shell", CLIENTS[name].use)
-        for name in sorted(CLIENTS, key=lambda name: name not in here)
-    ]
-    table(("tool", "found", "file", "then"), rows)
+    names = [*here, *(name for name in CLIENTS if name not in here)]
+    rows = [("here" * (name in here), CLIENTS[name].file or "lines for a shell", CLIENTS[name].use) for name in names]
+    table(("tool", "found", "file", "then"), [(name, *row) for name, row in zip(names, rows, strict=True)])
     say(f"next: invoke client {here[0] if here else 'TOOL'}")
 
 
@@ -77,23 +74,18 @@ def facts_of_server(paths: Paths, recipe: str | None, *, url: str = "", key: str
     if service.key and not key:
         where = f", as after: export SPARKPIN_API_KEY=$(cat {file})" if file.is_file() else ""
         say(f"note: {service.recipe} requires an API key: --key-env SPARKPIN_API_KEY names the variable of it{where}")
+    family = None
+    with contextlib.suppress(SparkpinError), project_of(paths, release) as project:  # which may be nowhere any more
+        family = family_of(manifests.load_families(paths.project), manifests.load_recipe(project, release.recipe).model)
     return facts_of(
         release.argv,
-        family_of_release(paths, release),
+        family,
         url=url or service.url,
         label=service.recipe,
         origin=release.tag,
         context=told_context(paths, service, release),
         key=key,
     )
-
-
-def family_of_release(paths: Paths, release: Release) -> Family | None:
-    """By the model of the recipe as it was then; None where that is nowhere any more."""
-    with contextlib.suppress(SparkpinError), project_of(paths, release) as project:
-        model = manifests.load_recipe(project, release.recipe).model
-        return family_of(manifests.load_families(paths.project), model)
-    return None
 
 
 def told_context(paths: Paths, service: served.Served, release: Release) -> int | None:

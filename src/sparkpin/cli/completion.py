@@ -41,19 +41,12 @@ compdef _sparkpin sparkpin""",
 def candidates(arguments: Sequence[argparse.Action], given: Sequence[str], last: str) -> list[str]:
     """arguments: of the task; given: the words after its name; last: the one under the cursor, which may be empty."""
     options = {flag: one for one in arguments for flag in one.option_strings}
+    before = options.get(given[-1]) if given else None
+    if before and before.nargs != 0:
+        return values(before)
     free = [one for one in arguments if not one.option_strings]
-    value_of: argparse.Action | None = None
-    for word in given:
-        if value_of:
-            value_of = None
-        elif word.startswith("-"):
-            value_of = options[word] if word in options and options[word].nargs != 0 else None
-        elif free and free[0].nargs != "*":
-            free = free[1:]
-    if value_of:
-        return values(value_of)
     if free and not last.startswith("-"):
-        return values(free[0])
+        return [value for one in free for value in values(one)]
     return [*(flag for flag in options if flag.startswith("--")), "--help"]
 
 

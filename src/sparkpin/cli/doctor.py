@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Annotated
 
@@ -17,11 +17,12 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import gib, size
 from sparkpin.fetch.model_files import TEXTS, repository_folder
 from sparkpin.fetch.store import Store
-from sparkpin.host import gpu, preflight
 from sparkpin.host import machine as host
+from sparkpin.host import preflight
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.host.fingerprint import read_fingerprint
-from sparkpin.host.machine import Host, Requirement, State, checked
+from sparkpin.host.gpu import loaded_driver
+from sparkpin.host.machine import Gpu, Host, Requirement, State, checked
 from sparkpin.pins import manifests, schema
 from sparkpin.recipes import rules
 from sparkpin.releases.runs_here import obstacle_of
@@ -30,6 +31,7 @@ from sparkpin.serve.memory import recipe as planning
 
 @task("machine")
 def doctor(
+    paths: Paths,
     *,
     fix: Annotated[bool, "install what is missing and start an engine"] = False,
     stack: Stack = None,
@@ -38,73 +40,61 @@ def doctor(
     json: Json = False,
 ) -> None:
     """Check this machine, and print how to fix what is missing."""
-    paths, machine = Paths.from_env(), host.read_host()
-    if recipe and stack:
+    machine, gpus, engine = host.read_host(), host.read_gpus(), None
+    subject = manifests.load_recipe(paths.project, recipe or host.default_recipe(paths.project, stack))
+    if stack not in (None, subject.stack):
         raise InputError(f"--recipe {recipe} names its stack itself", next_step="leave --stack out")
-    if stage and not recipe:
-        raise InputError("--stage is of a recipe", next_step=f"invoke doctor --recipe RECIPE --stage {stage}")
-    asked = manifests.load_recipe(paths.project, recipe) if recipe else None
-    stack = asked.stack if asked else stack or host.default_stack(paths.project, machine)
-    chosen = manifests.load_stack(paths.project, stack)
-    subject = asked or manifests.load_recipe(paths.project, chosen.default_recipe)
+    chosen = manifests.load_stack(paths.project, subject.stack)
     if stage:
         subject = subject.model_copy(update={"stage": manifests.load_stage(paths.project, stage).name})
-    if not json:
-        terminal.show(f"{read_fingerprint('').line}; stack {chosen.name}: {chosen.description}")
     if fix:
         preflight.install(preflight.missing(paths, machine, chosen), machine)
         terminal.say(f"engine: {engine_of(paths).version}")
-    found = preflight.requirements(paths, machine, chosen)
-    engine = None
+    found = preflight.requirements(paths, machine, chosen, gpus=gpus)
     with contextlib.suppress(SparkpinError):  # it has a row of its own
         engine = Engine.connect()
     try:
-        found += rows_of_recipe(paths, machine, engine, chosen, subject, is_asked=asked is not None)
+        elsewhere = engine.elsewhere if engine else ""
+        found += rows_of_recipe(paths, machine, gpus, elsewhere, subject, is_asked=recipe is not None)
     except SparkpinError as error:
         found.append(Requirement("recipe", "advice", f"{subject.name}: {error.message}", error.next_step))
+    whom = read_fingerprint(engine.version if engine else "", gpus)
     if json:
-        whom = read_fingerprint(engine.version if engine else "").model_dump(mode="json")
-        value = {"host": whom, "is_spark": machine.is_spark, "stack": chosen.name, "findings": list(map(asdict, found))}
-        terminal.show_json(value)
+        value = {"host": whom.model_dump(mode="json"), "is_spark": machine.is_spark, "stack": chosen.name}
+        terminal.show_json(value | {"findings": list(map(asdict, found))})
     else:
+        terminal.show(f"{whom.line}; stack {chosen.name}: {chosen.description}")
         terminal.table(("", "what", "found", "fix"), [(one.state, one.name, one.detail, one.fix) for one in found])
     if lacking := [one.name for one in found if one.state == "MISSING"]:
-        same = (f"--recipe {recipe}" if recipe else f"--stack {chosen.name}") + (f" --stage {stage}" if stage else "")
-        step = f"invoke doctor {same} --fix (as root), or the commands in the table"
+        step = "the same command with --fix (as root), or the commands in the table"
         raise HostError(f"this machine lacks: {', '.join(lacking)}", next_step=step)
 
 
 def rows_of_recipe(
-    paths: Paths, machine: Host, engine: Engine | None, stack: schema.Stack, recipe: schema.Recipe, *, is_asked: bool
+    paths: Paths, machine: Host, gpus: Sequence[Gpu], elsewhere: str, recipe: schema.Recipe, *, is_asked: bool
 ) -> Iterator[Requirement]:
     """Whether the recipe can be served here, and with which memory. is_asked: what it takes of a Hub and of the disk,
-    too. Fetches nothing: what the headers would tell is left out, or estimated, where they are not here."""
-    elsewhere = engine.elsewhere if engine else ""
-    why = obstacle_of(stack, host.this_platform(), host.read_gpus() if stack.gpu else (), elsewhere)
+    too. elsewhere: the engine's machine, where that is another. Fetches nothing: what the headers would tell is left
+    out, or estimated, where they are not here."""
+    stack = manifests.load_stack(paths.project, recipe.stack)
+    why = obstacle_of(stack, host.this_platform(), gpus, elsewhere)
     # A Spark whose driver or GPU is to be fixed first is to serve it, too.
     is_served = not why or (machine.is_spark and not elsewhere)
     if is_served and stack.gpu:
-        yield from known(machine, manifests.load_known_issues(paths.project))
+        yield from known(machine, loaded_driver(gpus), manifests.load_known_issues(paths.project))
     if is_asked:
         detail = f"images of recipe {recipe.name} can be built here, and not served: {why}" if why else "can run here"
         yield checked("server", not why, detail, lack="advice")
-    elif not is_served:
-        return
-    pin = manifests.model_of(paths.project, recipe)
-    chain = manifests.load_chain(paths.project, recipe.stage)
+    pin, chain, stored = manifests.model_of(paths.project, recipe), manifests.load_chain(paths.project, recipe.stage), 0
     lock = None if manifests.unlocked(paths.project, pin) else manifests.load_model_lock(paths.project, pin)
-    has_headers, stored = lock is not None and is_here(paths, lock), 0
-    command = f"invoke plan --recipe {recipe.name}"
-    if has_headers or not lock:
+    has_headers = lock is not None and is_here(paths, lock)
+    if (is_asked or is_served) and (has_headers or not lock):
         plan = planning.plan_recipe(paths, recipe, stack, chain, planning.machine_for(stack, "", ""))
-        stored = sum(kind.stored for kind in plan.weights)
+        stored, free = sum(kind.stored for kind in plan.weights), machine.memory_available
         if is_served:
-            needed, free = plan.needed, machine.memory_available
-            detail = f"recipe {recipe.name}, stage {recipe.stage}, needs {gib(needed)}, {gib(free)} are available"
-            yield checked("memory plan", needed <= free, detail, f"{command} prints what would fit", "advice")
-    elif is_served:
-        detail = f"recipe {recipe.name}: its headers are not fetched yet"
-        yield Requirement("memory plan", "advice", detail, f"{command} fetches them")
+            detail = f"recipe {recipe.name}, stage {recipe.stage}, needs {gib(plan.needed)}, {gib(free)} are available"
+            step = f"invoke plan --recipe {recipe.name} prints what would fit"
+            yield checked("memory plan", plan.needed <= free, detail, step, "advice")
     if not is_asked or all(pin.owner(name).is_made for name in pin.repositories):
         return
     if lock and has_headers:
@@ -117,18 +107,16 @@ def rows_of_recipe(
     if needs.fetch:
         detail = f"{pin.name}{note}: {size(needs.fetch)} of {' and '.join(needs.repositories)} to be fetched"
         yield Requirement("model", "advice", detail, f"invoke up --recipe {recipe.name} asks, then fetches")
-    for row in needs.disk(paths, preflight.needs_for(stack)):
-        lack: State = "MISSING" if is_served else "advice"
-        yield checked(
-            "disk in all", not row.short, f"model, checkpoints, images: {row.text}", preflight.MORE_DISK, lack
-        )
+    lack: State = "MISSING" if is_served else "advice"
+    for disk in needs.disk(paths, preflight.needs_for(stack)):
+        detail = f"model, checkpoints, images: {disk.text}"
+        yield checked("disk in all", not disk.short, detail, preflight.MORE_DISK, lack)
 
 
-def known(machine: Host, issues: tuple[schema.KnownIssue, ...]) -> Iterator[Requirement]:
+def known(machine: Host, driver: str, issues: tuple[schema.KnownIssue, ...]) -> Iterator[Requirement]:
     """What is known to break on a Spark such as this one."""
-    kernel = host.text("proc/sys/kernel/osrelease").strip()
-    driver = gpu.read_gpu_facts({}).driver
-    seen = {"kernel": kernel, "driver": driver, "memory": f"{machine.memory_total / 1e9:.0f}"}
+    kernel, memory = host.text("proc/sys/kernel/osrelease").strip(), f"{machine.memory_total / 1e9:.0f}"
+    seen = {"kernel": kernel, "driver": driver, "memory": memory}
     for issue in issues:
         if issue.when.keys() <= seen.keys() and rules.holds(issue, seen.get):
             yield Requirement(issue.name, "advice", rules.told(issue, seen.get), issue.do)

@@ -16,6 +16,7 @@ from sparkpin.history.why import find_origin, origin_lines
 
 @task("releases")
 def diff(
+    paths: Paths,
     before: Annotated[str, "tag of a release, or . for the working tree", "TAG"],
     after: Annotated[str, "another tag, or .", "TAG"],
     *,
@@ -27,7 +28,7 @@ def diff(
 
     invoke diff v2 v2-tq
     """
-    found = difference(Paths.from_env(), before, after)
+    found = difference(paths, before, after)
     if json:
         show_json(difference_json(found))
     else:
@@ -36,9 +37,11 @@ def diff(
 
 
 @task("prove and carry")
-def why(tag: Annotated[str, "release"], path: Annotated[str, "in its image"], *, json: Json = False) -> None:
+def why(
+    paths: Paths, tag: Annotated[str, "release"], path: Annotated[str, "in its image"], *, json: Json = False
+) -> None:
     """Print which lock entry, stage and layer a file comes from."""
-    origin = find_origin(Paths.from_env(), tag, path)
+    origin = find_origin(paths, tag, path)
     if json:
         show_json(asdict(origin))
     else:

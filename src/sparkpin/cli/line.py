@@ -7,7 +7,6 @@ and its errors name no next step. So argparse reads the line, and what it takes 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import inspect
 import logging
@@ -16,12 +15,12 @@ import signal
 import sys
 import textwrap
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 import sparkpin
 from sparkpin.cli import completion
-from sparkpin.cli.tasks import body_of, heads
+from sparkpin.cli.tasks import heads
 from sparkpin.core import paths, terminal
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.names import did_you_mean
@@ -50,7 +49,7 @@ class TaskParser(Parser):
     """For the words after a task's name. arguments: what its signature has, without the options of every task."""
 
     def __init__(self, program: str, name: str) -> None:
-        self.body = body_of(name)
+        self.body = heads()[name].body
         summary, _, examples = (inspect.getdoc(self.body) or "").partition("\n\n")
         super().__init__(
             program,
@@ -60,19 +59,16 @@ class TaskParser(Parser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         types = get_type_hints(self.body, include_extras=True)
-        usage, options = [self.prog], False
-        self.arguments = []
-        for parameter in inspect.signature(self.body).parameters.values():
-            one = self.add_parameter(parameter, *get_args(types[parameter.name]))
-            self.arguments.append(one)
-            flag = [one.option_strings[-1]] if one.option_strings else []
-            if parameter.default is parameter.empty:
-                usage += [*flag, str(one.metavar)]
-            elif flag:
-                options = True
-            else:
+        parameters = dict(inspect.signature(self.body).parameters)
+        self.takes_paths = parameters.pop("paths", None) is not None
+        self.arguments = [self.add_parameter(one, *get_args(types[name])) for name, one in parameters.items()]
+        usage = [self.prog]
+        for one in self.arguments:
+            if one.required:
+                usage.append(" ".join([*one.option_strings[-1:], str(one.metavar)]))
+            elif not one.option_strings:
                 usage.append(f"[{one.metavar}]")
-        self.usage = " ".join([*usage, "[options]"] if options else usage)
+        self.usage = " ".join([*usage, "[options]"])
 
     def add_parameter(
         self, parameter: inspect.Parameter, kind: Any, text: str, metavar: str | None = None
@@ -123,6 +119,14 @@ def top_parser(program: str) -> Parser:
     return parser
 
 
+def find_task(words: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The task that words begin with, whose name has one or two of them ("" for none), and what follows it."""
+    for length in (2, 1):
+        if (name := " ".join(words[:length])) in heads():
+            return name, words[length:]
+    return "", words
+
+
 def run(program: str, words: Sequence[str]) -> int:
     """Read a line and do what it asks for; returns the exit code. SparkpinError for each mistake."""
     if program == "invoke":  # it is of the folder that it stands in, pins and code alike
@@ -132,23 +136,24 @@ def run(program: str, words: Sequence[str]) -> int:
         return 0
     given, unknown = top_parser(program).parse_known_args(words)
     own = vars(given)
-    name, *rest = [*unknown, *own.pop("rest", [])] or [""]
+    name, rest = find_task(words := [*unknown, *own.pop("rest", [])])
     if "print_completion_script" in own:
         terminal.show(completion.SCRIPTS[own["print_completion_script"]])
         return 0
-    if "list" in own or not name:
+    if "list" in own or not words:
         show_list(program)
         return 0
-    if name not in heads():
-        kind = "option" if name.startswith("-") else "task"
-        step = f"{did_you_mean(name, heads())}`{program}` alone lists the tasks"
-        raise InputError(f"{program} has no {kind} {name!r}", next_step=step)
+    if not name:
+        meant = did_you_mean(" ".join(words[:2]), heads()) or did_you_mean(words[0], heads())
+        raise InputError(f"{program} does not know {words[0]!r}", next_step=f"{meant}`{program}` alone lists the tasks")
     parser = TaskParser(program, name)
     if "help" in own:
         parser.print_help()
         return 0
     values = own | parser.read(rest)  # an option before the task is as good as behind it
     take_common(values)
+    if parser.takes_paths:
+        values["paths"] = paths.Paths.from_env()
     return parser.body(**values) or 0
 
 
@@ -164,13 +169,15 @@ def complete(program: str, words: Sequence[str]) -> None:
     """Print what may stand in the place of a line's last word. words: the line's, without the program."""
     *before, last = [one for one in words if one != "="] or [""]  # bash takes --stage=v2 for three words
     values = vars(top_parser(program).parse_known_args(before)[0])
-    name, *given = values.pop("rest", None) or [""]
+    name, given = find_task(values.pop("rest", []))
     take_common(values)
-    if name in heads():
+    if name:
         found = completion.candidates(TaskParser(program, name).arguments, given, last)
+    elif last.startswith("-"):
+        found = [*completion.PROGRAM_OPTIONS]
     else:
-        found = list(completion.PROGRAM_OPTIONS if last.startswith("-") else heads())
-    for one in found:
+        found = [head.split()[len(given)] for head in heads() if head.split()[: len(given)] == given]
+    for one in dict.fromkeys(found):
         terminal.show(one)
 
 
@@ -185,45 +192,36 @@ def show_list(program: str) -> None:
     terminal.show("\n".join([*lines, "", f"next: {program} TASK --help"]))
 
 
-@contextlib.contextmanager
-def ends() -> Iterator[None]:
-    """Turn a SparkpinError into one message and its own exit code, without a traceback."""
-    try:
-        try:
-            yield
-        finally:
-            sys.stdout.flush()  # here, where a reader that has gone is one of the errors
-    except SparkpinError as error:
-        if LOG.isEnabledFor(logging.DEBUG):
-            traceback.print_exception(error)
-        fail(f"error: {tame(str(error))}", error.exit_code)
-    except ModuleNotFoundError as error:  # after `git pull`, say
-        if str(error.name).partition(".")[0] == "sparkpin":
-            raise
-        fail(f"error: .venv is incomplete: {error}\n  next: rm .venv/.requirements.sha256, then ./install.sh", 3)
-    except KeyboardInterrupt as stop:  # with words: what is kept of it
-        fail(f"interrupted: {str(stop) or 'nothing half-made will be used; run the same command again'}", 130)
-    except BrokenPipeError:  # `| head` has seen enough; Python would complain once more at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)  # as if the signal had ended it
-
-
-def fail(text: str, code: int) -> NoReturn:
+def fail(text: str, code: int) -> int:
     print(terminal.typed(text), file=sys.stderr, flush=True)
-    sys.exit(code)
+    return code
 
 
 def main(program: str = "sparkpin", words: Sequence[str] | None = None) -> NoReturn:
-    """Run a line, by default the words that this program was started with, and end it."""
+    """Run a line, by default the words that this program was started with, and end it. A SparkpinError is one message
+    and its own exit code, without a traceback."""
     terminal.Typed.program = program
     # A short command lives on objects of code, and looking for garbage among them takes a sixth of its time.
     gc.set_threshold(500_000, 20, 20)
     for stop in (signal.SIGTERM, signal.SIGHUP):  # clean up as after Ctrl-C; nohup stays in force
         if signal.getsignal(stop) is signal.SIG_DFL:
             signal.signal(stop, signal.default_int_handler)
-    code = 0
-    with ends():
+    try:
         code = run(program, sys.argv[1:] if words is None else words)
+        sys.stdout.flush()  # here, where a reader that has gone is one of the errors
+    except SparkpinError as error:
+        if LOG.isEnabledFor(logging.DEBUG):
+            traceback.print_exception(error)
+        code = fail(f"error: {tame(str(error))}", error.exit_code)
+    except ModuleNotFoundError as error:  # after `git pull`, say
+        if str(error.name).partition(".")[0] == "sparkpin":
+            raise
+        code = fail(f"error: .venv is incomplete: {error}\n  next: rm .venv/.requirements.sha256, then ./install.sh", 3)
+    except KeyboardInterrupt as stop:  # with words: what is kept of it
+        code = fail(f"interrupted: {str(stop) or 'nothing half-made will be used; run the same command again'}", 130)
+    except BrokenPipeError:  # `| head` has seen enough; Python would complain once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141  # as if the signal had ended it
     sys.exit(code)
 
 

@@ -1,7 +1,5 @@
 """What `invoke check` looks for in the stacks' images: hadolint over rendered Dockerfiles, root as the user, secrets.
 
-    python -m sparkpin.cli.lint [PROJECT]
-
 What goes into an image is either locked by hash and public, or a file of the project: all of those are searched for
 secrets. Inside wheels and Debian packages nothing is searched.
 """
@@ -12,12 +10,12 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from sparkpin.build.record import RenderedImage
 from sparkpin.build.render import render_chain
-from sparkpin.core.errors import SparkpinError
+from sparkpin.core.terminal import show
 from sparkpin.pins import manifests
 from sparkpin.pins.values import SECRET_NAME, SHAPE
 
@@ -44,10 +42,7 @@ def hadolint(project: Path, dockerfiles: Mapping[str, str]) -> list[str]:
         for name, text in dockerfiles.items():
             Path(folder, name).write_text(text, encoding="utf-8")
         argv: list[str | Path] = [HADOLINT, "--no-color", "--config", project / CONFIG, *dockerfiles]
-        try:
-            done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
-        except FileNotFoundError:
-            return [f"{HADOLINT} is missing; next: ./install.sh"]
+        done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
     return (done.stdout + done.stderr).splitlines() or ["hadolint failed without a word"] * bool(done.returncode)
 
 
@@ -81,22 +76,14 @@ def project_texts(project: Path) -> Iterator[tuple[str, str]]:
                 yield str(path.relative_to(project)), path.read_text(encoding="utf-8", errors="replace")
 
 
-def main(arguments: Sequence[str]) -> int:
-    project = Path(*arguments).resolve()
-    try:
-        images = rendered(project)
-    except SparkpinError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+def lint(project: Path) -> int:
+    """Print all that is found; returns the exit code. Nothing looked at is not clean."""
+    images = rendered(project)
     dockerfiles = {name: image.dockerfile for name, image in images.items()}
     found = hadolint(project, dockerfiles)
     for name, image in images.items():
         found += image_faults(name, image)
     for name, text in [*dockerfiles.items(), *project_texts(project)]:
         found += secrets(name, text)
-    print("\n".join([*found, f"{len(images)} rendered Dockerfiles: {len(found)} findings"]))
-    return 1 if found or not images else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    show("\n".join([*found, f"{len(images)} rendered Dockerfiles: {len(found)} findings"]))
+    return int(bool(found) or not images)

@@ -18,6 +18,7 @@ from sparkpin.pins import manifests
 
 @task("inputs")
 def lock(
+    paths: Paths,
     *,
     stack: Annotated[str | None, "lock this stack only"] = None,
     model: Annotated[str | None, "lock this model only"] = None,
@@ -26,7 +27,6 @@ def lock(
     """Resolve the pins and write their locks (network)."""
     if model and (stack or digests):
         raise InputError("--model locks that model only", next_step=f"invoke lock --model {model}, then the rest")
-    paths = Paths.from_env()
     if digests:
         publish_digests(paths, stack)
         return
@@ -58,10 +58,8 @@ def publish_digests(paths: Paths, stack: str | None) -> None:
             file = published.file_of(name)
             if stack or manifests.load_stack(paths.project, name).platform == this_platform():
                 show(f"{file}: {published.publish(paths, engine, name)} images")
-            else:
-                gone = ", ".join(published.remove_stale(paths.project, name))
-                step = f"; invoke lock --digests --stack {name}" if gone else ""
-                show(f"{file}: removed, of other pins: {gone or 'nothing'}{step}")
+            elif gone := published.remove_stale(paths.project, name):
+                show(f"{file}: removed {', '.join(gone)}, of other pins; next: invoke lock --digests --stack {name}")
 
 
 def names(folder: Path) -> list[str]:

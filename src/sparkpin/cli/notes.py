@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from sparkpin.build.pair import Pairing, require_model_fits
+from sparkpin.cli.tables import tables
+from sparkpin.core import terminal
 from sparkpin.core.errors import SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import show
@@ -12,23 +14,24 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import with_others
 
 
-def notes_of(paths: Paths, pairing: Pairing) -> tuple[str, ...]:
+def notes_of(paths: Paths, pairing: Pairing) -> list[str]:
     """What is said before images and checkpoints are made: what vLLM will refuse, for one, of what is not built yet."""
-    recipe, mistakes = f"recipes/{pairing.recipe.name}.yaml", list[str]()
+    recipe, notes = (
+        pairing.recipe,
+        [f"note: {line}" for line in overruled(pairing.recipe, pairing.stack, pairing.chain)],
+    )
     if not Releases(paths).find(pairing.tag):
         from sparkpin.recipes import check  # slow to import, and a build may find all there
 
         mistakes = [str(finding).removeprefix("error: ") for finding in check.mistakes(paths.project, pairing)]
-    templates = templates_of(paths.project, pairing.recipe.mods).items()
-    if templates:
+        notes += [f"warning: {recipe.file}: {mistake}" for mistake in mistakes]
+    notes += [choice.line for choice in pairing.chosen]
+    notes += [f"note: {line}" for line in require_model_fits(paths, pairing)]
+    for mod, template in templates_of(paths.project, recipe.mods).items():
         from sparkpin.recipes.adopt import about
-    return (
-        *(f"note: {line}" for line in overruled(pairing.recipe, pairing.stack, pairing.chain)),
-        *(f"warning: {recipe}: {mistake}" for mistake in mistakes),
-        *(choice.line for choice in pairing.chosen),
-        *(f"note: {line}" for line in require_model_fits(paths, pairing)),
-        *(f"note: {about(mod, template)}" for mod, template in templates),
-    )
+
+        notes.append(f"note: {about(mod, template)}")
+    return notes
 
 
 def how_to_carry(records: Releases, release: Release) -> str:
@@ -38,23 +41,27 @@ def how_to_carry(records: Releases, release: Release) -> str:
     return ("" if records.checkpoint(release).is_dir() else make) + (with_others(records.paths, release) or step)
 
 
-def finish(records: Releases, made: tuple[Release, ...], *, smoked: bool = True, serves: bool = False) -> None:
-    """Print what to type next. smoked: these were to be tested, so that one that failed is the task's failure; serves:
-    what is current is served next."""
-    failed = [release for release in made if release.smoke_failed]
+def report(paths: Paths, made: tuple[Release, ...], *, smoked: bool = True, serves: bool = False) -> None:
+    """Print releases, and what to type next. smoked: these were to be tested, so that one that failed is the task's
+    failure; serves: what is current is served next."""
+    rows = []
+    for r in made:
+        seconds, verdict = terminal.seconds(r.build_seconds), r.smoke_text.partition(":")[0]
+        rows.append((terminal.digest(r.image), terminal.size(r.size), seconds, verdict))
+    tables(("release", "image", "size", "build", "smoke"), [r.tag for r in made], rows)
+    records, newest, failed = Releases(paths), made[-1], [release for release in made if release.smoke_failed]
     if failed and smoked:
         for release in failed:
             for failure in release.smoke_failures:
                 show(f"{release.tag}: {failure}")
         step = f"invoke smoke {failed[0].tag} repeats it; what it left: {records.evidence(failed[0])}/smoke"
         raise SmokeError(f"{len(failed)} of {len(made)} smoke tests failed; their images are kept", next_step=step)
-    newest = made[-1]
+    serve_it = f"invoke serve --recipe {newest.recipe}"
     if waiting := sum(release.state == "built" for release in made):
         show(f"next: invoke smoke ({waiting} of these not yet smoked)")
     elif newest.smoke_inspected:
         show(f"next, where it can run: {how_to_carry(records, newest)}")
-    elif newest.smoke_passed:
-        is_current = newest.tag == records.current_tag(newest.recipe)
-        serve_it = f"invoke serve --recipe {newest.recipe}"
-        if not (is_current and serves):
-            show(f"next: {serve_it}" if is_current else f"next: invoke promote {newest.tag}, then {serve_it}")
+    elif newest.smoke_passed and newest.tag != records.current_tag(newest.recipe):
+        show(f"next: invoke promote {newest.tag}, then {serve_it}")
+    elif newest.smoke_passed and not serves:
+        show(f"next: {serve_it}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -20,7 +21,7 @@ from sparkpin.measure.quality.report import report
 from sparkpin.measure.quality.texts import Corpus
 from sparkpin.pins import manifests
 from sparkpin.releases import quality_allowance, quality_gate, quality_record
-from sparkpin.releases.quality_record import QualityRecord
+from sparkpin.releases.quality_record import Judged, QualityRecord
 from sparkpin.releases.record import Release, Releases, now
 
 
@@ -37,15 +38,11 @@ def parent_of(paths: Paths, release: Release) -> Release:
     """
     stage = manifests.load_stage(paths.project, release.stage)
     if stage.parent is None:
-        raise InputError(
-            f"{release.tag}: stage {release.stage!r} has no parent to compare it with",
-            next_step=f"invoke quality {release.tag} --against TAG",
-        )
-    try:
+        step = f"invoke quality {release.tag} --against TAG"
+        raise InputError(f"{release.tag}: stage {release.stage!r} has no parent to compare it with", next_step=step)
+    below, settings = "", f"recipes/{release.recipe}.yaml"
+    with contextlib.suppress(SparkpinError, IndexError):
         below = build_records(paths, release)[-2].key
-    except (SparkpinError, IndexError):
-        below = ""
-    settings = f"recipes/{release.recipe}.yaml"
 
     def fitness(known: Release) -> tuple[object, ...]:
         same_settings = known.inputs.get(settings) == release.inputs.get(settings)
@@ -84,17 +81,15 @@ def chosen(paths: Paths, recipe: str | None, tag: str | None, against: str | Non
 
 @task("measure")
 def quality(
+    paths: Paths,
     tag: Annotated[str | None, "release to measure (default: the newest that passed, of a stage with a parent)"] = None,
     *,
     recipe: KnownRecipe = None,
-    against: Annotated[
-        str | None, "tag or stage to compare it with (default: its parent stage, which `promote` goes by)", "TAG"
-    ] = None,
+    against: Annotated[str | None, "tag or stage to compare it with (default: its parent stage)", "TAG"] = None,
     quick: Annotated[bool, "two texts of each kind, fewer questions: says less, and sooner"] = False,
     json: Json = False,
 ) -> None:
     """Compare the quality of a release with its parent stage's."""
-    paths = Paths.from_env()
     pair = chosen(paths, recipe, tag, against)
     for known in (pair.reference, pair.release):
         require_consistent(paths, known)
@@ -106,22 +101,20 @@ def quality(
         report(found)
         show(f"kept: {path}")
     if found.more:
-        raise QualityError(
-            f"{found.release} has lost more against {found.reference} than its stage may cost: "
-            + "; ".join(map(quality_allowance.line, found.more)),
-            next_step=f"invoke promote {found.release} refuses it, unless --accept-loss says why",
-        )
+        more = "; ".join(map(quality_allowance.line, found.more))
+        cause = f"{found.release} has lost more against {found.reference} than its stage may cost: {more}"
+        raise QualityError(cause, next_step=f"invoke promote {found.release} refuses it, unless --accept-loss says why")
 
 
 def compared(paths: Paths, engine: Engine, pair: Pair, corpus: Corpus) -> QualityRecord:
     """The reference first: it is the one that other comparisons have measured, maybe."""
     p = run.measure(paths, engine, pair.reference, corpus)
     q = run.measure(paths, engine, pair.release, corpus)
-    figures = compare.texts(p, q, asking.TOP)
-    skills = compare.skills(p, q)
-    stage = quality_gate.stage_of(paths, pair.release) if pair.role == "parent" else None
-    notes = [*p.notes, *q.notes, *compare.asked_alone(p, q)]
-    notes += quality_allowance.notes(figures[0], skills, stage.quality) if stage else ()
+    figures, skills = compare.texts(p, q, asking.TOP), compare.skills(p, q)
+    notes, judged = [*p.notes, *q.notes, *compare.asked_alone(p, q)], tuple[Judged, ...]()
+    if pair.role == "parent" and (stage := quality_gate.stage_of(paths, pair.release)):
+        notes += quality_allowance.notes(figures[0], skills, stage.quality)
+        judged = quality_allowance.judge(figures[0], skills, stage.quality)
     if corpus.quick:
         notes.append(f"--quick: {texts.QUICK} texts of each kind, fewer questions; wide intervals")
     return QualityRecord(
@@ -138,6 +131,6 @@ def compared(paths: Paths, engine: Engine, pair: Pair, corpus: Corpus) -> Qualit
         quick=corpus.quick,
         texts=figures,
         skills=skills,
-        judged=quality_allowance.judge(figures[0], skills, stage.quality) if stage else (),
+        judged=judged,
         notes=tuple(dict.fromkeys(notes)),
     )

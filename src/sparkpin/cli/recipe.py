@@ -1,4 +1,4 @@
-"""The task `recipe`: take one of the community over, write one for its tools, find mistakes."""
+"""The tasks `recipe ...`: take one of the community over, write one for its tools, find mistakes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from sparkpin.build.pair import pair
 from sparkpin.checkpoint.write import checkpoint_folder
+from sparkpin.cli.options import DryRun, Json
 from sparkpin.cli.tasks import task
 from sparkpin.core import files
 from sparkpin.core.errors import InputError, SparkpinError
@@ -32,81 +33,17 @@ from sparkpin.releases.kept_inputs import project_of, reason
 from sparkpin.releases.record import Releases
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 LAUNCHER = "launcher"
 MISTAKES = 4  # exit code
-OPTIONS = {
-    "list": (),
-    "check": ("--stack", "--json"),
-    "show": ("--stack", "--stage", "--json"),
-    "import": ("--name", "--model", "--stack", "--stage", "--no-lock", "--dry-run"),
-    "export": ("--stage", "--format", "--output"),
-}
-MOST = {"list": 0, "show": 1, "import": 1, "export": 2}  # names and files that each takes
+
+FileOrName = Annotated[str, "file, or a name of recipes/", "FILE|NAME"]
+FileStack = Annotated[str | None, "of a file: stack of pins/stacks/ (default: its container's)"]
+Stage = Annotated[str | None, "stage of stages/ (default: the recipe's, or base)"]
 
 
 @task("inputs")
-def recipe(
-    action: Annotated[
-        Literal["list", "check", "show", "import", "export"],
-        "list: those of recipes/; check: find mistakes; show: the command and environment that would run, and where "
-        "each word comes from; import: convert a recipe of spark-vllm-docker or sparkrun; export: write one for them, "
-        "with our image",
-        "ACTION",
-    ],
-    what: Annotated[
-        tuple[str, ...],
-        "check: files, folders or names of recipes/, all of these when left out; show: a file or a name; "
-        "import: a file; export: a name, and a release (default: what the working tree would build); list: none",
-        "FILE|NAME ...",
-    ] = (),
-    *,
-    name: Annotated[str, "import: name of the new recipe (default: the file's)"] = "",
-    model: Annotated[str, "import: OWNER/NAME of the Hub, where the file serves a folder", "OWNER/NAME"] = "",
-    stack: Annotated[
-        str | None, "import, check and show of a file: stack of pins/stacks/ (default: its container's)"
-    ] = None,
-    stage: Annotated[str | None, "show, import, export: stage of stages/ (default: base; the recipe's)"] = None,
-    no_lock: Annotated[bool, "import: do not ask the Hub for the model's commit"] = False,
-    dry_run: Annotated[bool, "import: print the new recipe, and write nothing"] = False,
-    json: Annotated[bool, "check, show: machine-readable"] = False,
-    format: Annotated[Literal["v1", "v2"], "export: for spark-vllm-docker or for sparkrun (default: v1)"] = "v1",
-    output: Annotated[str, "export: file to write (default: print it)", "FILE"] = "",
-) -> int:
-    """List, check, show, import and export recipes.
-
-    invoke recipe check their-recipe.yaml
-    invoke recipe import their-recipe.yaml --name mine
-    """
-    given = {
-        "--name": name, "--model": model, "--stack": stack, "--stage": stage, "--no-lock": no_lock,
-        "--dry-run": dry_run, "--json": json, "--format": format != "v1", "--output": output,
-    }  # fmt: skip
-    others = [option for option, value in given.items() if value and option not in OPTIONS[action]]
-    others += what[MOST.get(action, len(what)) :]
-    if others:
-        raise InputError(f"invoke recipe {action} does not take {' '.join(others)}", next_step="invoke recipe --help")
-    if not what and action not in ("list", "check"):
-        raise InputError(f"invoke recipe {action}: of which?", next_step=f"invoke recipe {action} FILE|NAME")
-    paths = Paths.from_env()
-    if action == "list":
-        recipe_list(paths)
-    elif action == "check":
-        return MISTAKES * (not recipe_check(paths, what, stack=stack, as_json=json))
-    elif action == "show":
-        recipe_show(paths, what[0], stack=stack, stage=stage, as_json=json)
-    elif action == "export":
-        recipe_export(paths, *what, form=format, stage=stage, output=output)
-    else:
-        found = recipe_import(
-            paths, what[0], name=name, stack=stack, stage=stage, lock=not no_lock, dry_run=dry_run, model=model
-        )
-        return MISTAKES * any(one.severity == "error" for one in found)
-    return 0
-
-
 def recipe_list(paths: Paths) -> None:
-    """The recipes of recipes/. One that cannot be read is told as such: `recipe check NAME` says what is wrong."""
+    """List the recipes of recipes/."""
     rows = []
     for name in names_of(paths):
         try:
@@ -121,24 +58,32 @@ def names_of(paths: Paths) -> list[str]:
     return sorted(path.stem for path in (paths.project / "recipes").glob("*.yaml"))
 
 
-def recipe_check(paths: Paths, what: Sequence[str] = (), *, stack: str | None = None, as_json: bool = False) -> bool:
-    """Print what is found: all of it for one recipe, a table for several or for all of recipes/. Whether there is no
-    error."""
+@task("inputs")
+def recipe_check(
+    paths: Paths,
+    what: Annotated[tuple[str, ...], "files, folders, names of recipes/ (default: all of these)", "FILE|NAME ..."] = (),
+    *,
+    stack: FileStack = None,
+    json: Json = False,
+) -> int:
+    """Find mistakes in recipes, ours or others'.
+
+    invoke recipe check their-recipe.yaml
+    """
     every = [check.check(paths.project, word, stack) for word in subjects(what) or names_of(paths)]
-    good = [one for one in every if not one.errors]
-    refused = len(every) - len(good)
-    if as_json:
+    refused = sum(bool(one.errors) for one in every)
+    if json:
         rows = [asdict(one) | {"verdict": one.verdict} for one in every]
-        show_json({"recipes": rows, "passed": len(good), "refused": refused})
+        show_json({"recipes": rows, "passed": len(every) - refused, "refused": refused})
     elif len(every) == 1 and what:
         report_check(every[0])
     else:
-        heads = ("recipe", "verdict", "machines", "model", "first error")
         cells = [(one.name, one.verdict, one.machines, one.model, first_error(one)) for one in every]
+        heads = ("recipe", "verdict", "machines", "model", "first error")
         table(heads, [[printable(str(cell)) for cell in row] for row in cells])
         step = "; next: invoke recipe check FILE, for all of one" if refused else ""
-        show(typed(f"{count(len(every), 'recipe')}: {len(good)} pass, {refused} refused{step}"))
-    return not refused
+        show(typed(f"{count(len(every), 'recipe')}: {len(every) - refused} pass, {refused} refused{step}"))
+    return MISTAKES * bool(refused)
 
 
 def subjects(what: Sequence[str]) -> list[str]:
@@ -162,14 +107,14 @@ def report_check(checked: check.CheckedRecipe) -> None:
     if checked.read_as:
         show(printable(f"{checked.name}: {checked.read_as}"))
     report(checked.found)
-    counts = Counter(one.severity for one in checked.found)
-    others = [count(counts[severity], severity) for severity in ORDER[1:] if counts[severity]]
-    file = shlex.quote(checked.name)
+    found, file = Counter(one.severity for one in checked.found), shlex.quote(checked.name)
+    counts = [count(found[severity], severity) for severity in ORDER if found[severity]]
     step = f"invoke recipe import {file}" if checked.read_as else f"invoke build --recipe {Path(checked.name).stem}"
     if checked.errors:
         step = f"correct {file}, then invoke recipe check {file}"
-    verdict = count(len(checked.errors), "error") if checked.errors else "no errors"
-    show(typed(printable(f"{', '.join([verdict, *others])}; next: {step}")))
+    else:
+        counts = ["no errors", *counts]
+    show(typed(printable(f"{', '.join(counts)}; next: {step}")))
 
 
 def report(found: Sequence[RecipeFinding]) -> None:
@@ -177,14 +122,21 @@ def report(found: Sequence[RecipeFinding]) -> None:
         show(f"  {printable(str(finding))}")
 
 
+@task("inputs")
 def recipe_import(
-    paths: Paths, file: str, *, name: str = "", stack: str | None = None, stage: str | None = None, lock: bool = True,
-    dry_run: bool = False, model: str = "",
-) -> list[RecipeFinding]:  # fmt: skip
-    """Write recipes/NAME.yaml, and pins/models/MODEL.yaml with its lock where that model is not pinned yet.
+    paths: Paths,
+    file: Annotated[str, "recipe of spark-vllm-docker or sparkrun, `vllm serve` or `docker run` line, Compose file"],
+    *,
+    name: Annotated[str, "of the new recipe (default: the file's)"] = "",
+    model: Annotated[str, "of the Hub, where the file serves a folder", "OWNER/NAME"] = "",
+    stack: FileStack = None,
+    stage: Stage = None,
+    no_lock: Annotated[bool, "do not ask the Hub for the model's commit: it stays as it is locked, or open"] = False,
+    dry_run: DryRun = False,
+) -> int:
+    """Convert a recipe of others into one of recipes/.
 
-    lock: False asks no Hub: the model's revision stays what is locked, or `unresolved`. Nothing is written on an error,
-    and nothing with dry_run. What `check` finds of what was written.
+    invoke recipe import their-recipe.yaml --name mine
     """
     project, path = paths.project, Path(file)
     target = project / f"recipes/{plain_name(name or path.stem)}.yaml"
@@ -195,16 +147,16 @@ def recipe_import(
     made = adopt(project, named, target.stem, stack=stack, stage=stage)
     taken = parse(schema.Recipe, made.value, target)  # before anything is fetched or written
     pin, new = pin_of(paths, taken.model, made.model_revision)
-    unmapped = [f"not mapped: {line}" for line in made.unmapped]
-    head = f"Taken over from {path.name}, a recipe of version {read.version}, by `invoke recipe import`."
     try:
         if new and not dry_run:
             write(new, pin.model_dump(exclude={"name"}, exclude_unset=True), [f"Made for {path.name}."])
-        revision = commit_of(paths, pin, lock=lock and not dry_run)
+        revision = commit_of(paths, pin, lock=not (no_lock or dry_run))
     except BaseException:  # a pin that cannot be locked goes again
         if new:
             new.unlink(missing_ok=True)
         raise
+    unmapped = [f"not mapped: {line}" for line in made.unmapped]
+    head = f"Taken over from {path.name}, a recipe of version {read.version}, by `invoke recipe import`."
     value, wrote = made.value | {"model_revision": revision}, "would write" if dry_run else "wrote"
     if dry_run:
         show(tame(export.text_of(value, [head, *unmapped])))
@@ -219,7 +171,7 @@ def recipe_import(
     report(found := check.own_findings(project, taken, pinned=False))
     todo = to_fetch(project, taken.mods) + ([f"invoke lock --model {pin.name}"] if revision == UNRESOLVED else [])
     show("next: " + "; ".join(todo or [f"invoke build --recipe {taken.name}"]))
-    return found
+    return MISTAKES * any(one.severity == "error" for one in found)
 
 
 def write(path: Path, value: dict[str, Any], comments: Sequence[str]) -> None:
@@ -259,10 +211,14 @@ def commit_of(paths: Paths, pin: schema.ModelPin, *, lock: bool) -> str:
     return pin.repositories[pin.base].revision
 
 
+@task("inputs")
 def recipe_show(
-    paths: Paths, what: str, *, stack: str | None = None, stage: str | None = None, as_json: bool = False
+    paths: Paths, what: FileOrName, *, stack: FileStack = None, stage: Stage = None, json: Json = False
 ) -> None:
-    """Print the command and environment of a server to be, with where each word is from. Nothing need be locked."""
+    """Print the command and environment that a recipe would run.
+
+    invoke recipe show their-recipe.yaml
+    """
     project, notes = paths.project, list[str]()
     path, own = check.file_or_name(project, what, stack)
     if own:
@@ -285,11 +241,9 @@ def recipe_show(
     words = [(shlex.join(head), LAUNCHER), *((shlex.join(one.words), where.get(one.key, LAUNCHER)) for one in flags)]
     variables = [(f"{name}={value}", where.get(name, LAUNCHER)) for name, value in (container.ENV | env).items()]
     notes += [f"{one.line.removeprefix('chosen: ')}; their runners leave it out" for one in added]
-    if chosen.gpu and ALLOCATOR not in env:
-        notes.append(f"{ALLOCATOR}=expandable_segments:True, which their runners set on a Spark, is not set here")
     notes += [about(*one) for one in templates_of(project, read.mods).items()]
     tables = {"command": words, "environment": variables}
-    if as_json:
+    if json:
         value = {key: [{"text": printable(text), "from": of} for text, of in rows] for key, rows in tables.items()}
         show_json({"recipe": what, **value, "notes": notes})
         return
@@ -301,14 +255,20 @@ def recipe_show(
         show(f"note: {printable(note)}")
 
 
+@task("inputs")
 def recipe_export(
-    paths: Paths, what: str, release: str | None = None, *, form: export.Format, stage: str | None = None,
-    output: str = "",
-) -> None:  # fmt: skip
-    """Print or write a recipe for spark-vllm-docker (v1) or sparkrun (v2), of the working tree or of a release."""
+    paths: Paths,
+    name: Annotated[str, "of recipes/"],
+    release: Annotated[str | None, "of it (default: what the working tree would build)", "TAG"] = None,
+    *,
+    stage: Stage = None,
+    format: Annotated[export.Format, "v1 for spark-vllm-docker (default), v2 for sparkrun"] = "v1",
+    output: Annotated[str, "file to write (default: print it)", "FILE"] = "",
+) -> None:
+    """Write a recipe for spark-vllm-docker or sparkrun."""
     target = files.output_file("--output", output) if output else None
-    subject = of_release(paths, what, release) if release else of_tree(paths, what, stage)
-    text = export.export(subject, form)
+    subject = of_release(paths, name, release) if release else of_tree(paths, name, stage)
+    text = export.export(subject, format)
     for line in re.findall(r"^# (It listens on .*)", text, re.M):
         say(f"note: {line}")
     if Releases(paths).find(subject.image) is None:
@@ -319,38 +279,45 @@ def recipe_export(
         return
     with files.atomic_file(target) as out:
         out.write(text.encode())
-    show(f"wrote {output}: {subject.image} for {export.TOOLS[form]}")
+    show(f"wrote {output}: {subject.image} for {export.TOOLS[format]}")
 
 
 def of_tree(paths: Paths, name: str, stage: str | None) -> export.ExportedRecipe:
     last = pair(paths.project, name, stage=stage)[-1]
-    published = set(last.steps) <= {"copy"} and not last.model.is_made
-    folder = checkpoint_folder(paths, last.model, last.model_lock, last.steps)
-    origin = origin_of(paths.project, last.recipe, last.stage.name)
-    description = last.recipe.description
     return export.ExportedRecipe(
-        last.recipe.name, description, last.tag, last.argv, dict(last.env), published, folder, origin
+        name=name,
+        description=last.recipe.description,
+        image=last.tag,
+        argv=last.argv,
+        env=dict(last.env),
+        published={*last.steps} <= {"copy"} and not last.model.is_made,
+        checkpoint=checkpoint_folder(paths, last.model, last.model_lock, last.steps),
+        origin=origin_of(paths.project, last.recipe, last.stage.name),
     )
 
 
 def of_release(paths: Paths, name: str, tag: str) -> export.ExportedRecipe:
     """Its checkpoint is taken from the folder: what was published at that time is in no record."""
-    records = Releases(paths)
-    made = records.get(tag, name)
-    origin, folder = None, records.checkpoint(made)
+    made, origin = Releases(paths).get(tag, name), None
     try:
         with project_of(paths, made) as project:
             origin = origin_of(project, manifests.load_recipe(project, made.recipe), made.stage)
     except SparkpinError as error:
         say(f"note: `invoke recipe import` cannot take this export back: {reason(error)}")
-    description = f"{made.recipe}, stage {made.stage}, {made.state_text}"
-    return export.ExportedRecipe(made.recipe, description, made.tag, made.argv, dict(made.env), False, folder, origin)
+    return export.ExportedRecipe(
+        name=made.recipe,
+        description=f"{made.recipe}, stage {made.stage}, {made.state_text}",
+        image=made.tag,
+        argv=made.argv,
+        env=dict(made.env),
+        published=False,
+        checkpoint=Releases(paths).checkpoint(made),
+        origin=origin,
+    )
 
 
 def origin_of(project: Path, recipe: schema.Recipe, stage: str) -> foreign.RecipeOrigin:
-    model = manifests.model_of(project, recipe)
+    model, mods = manifests.model_of(project, recipe), tuple(recipe.mods)
     base = manifests.load_model_lock(project, model).repositories[model.base]
-    mods = tuple(recipe.mods)
-    return foreign.RecipeOrigin(
-        model=base.repo, model_revision=base.revision, stack=recipe.stack, stage=stage, mods=mods
-    )
+    commit = base.revision
+    return foreign.RecipeOrigin(model=base.repo, model_revision=commit, stack=recipe.stack, stage=stage, mods=mods)

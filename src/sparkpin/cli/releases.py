@@ -22,9 +22,8 @@ from sparkpin.serve.served import running_release
 
 
 @task("releases")
-def images(*, json: Json = False) -> None:
+def images(paths: Paths, *, json: Json = False) -> None:
     """List the releases with their images."""
-    paths = Paths.from_env()
     with waiting("asking the engine for its images"):
         found = current.list_images(paths, engine_of(paths))
     if json:
@@ -41,12 +40,11 @@ def images(*, json: Json = False) -> None:
 
 @task("releases")
 def promote(
+    paths: Paths,
     tag: Annotated[str, "release that passed its smoke test"],
     *,
     recipe: KnownRecipe = None,
-    accept_loss: Annotated[
-        str, "why it may lose more quality than its stage allows; recorded with the release", "WHY"
-    ] = "",
+    accept_loss: Annotated[str, "why it may lose more quality than its stage allows; recorded with it", "WHY"] = "",
     deep: Annotated[bool, "hash its whole checkpoint, not only small files and those whose time has changed"] = False,
 ) -> None:
     """Make a release the current one of its recipe.
@@ -55,7 +53,6 @@ def promote(
     """
     from sparkpin.releases import quality_gate  # slow to import, and `images` is asked for often
 
-    paths = Paths.from_env()
     accept_loss = accept_loss.strip()  # blanks are no reason
     release = Releases(paths).get(tag, recipe)
     notes = quality_gate.check(paths, release, accepted=accept_loss)
@@ -63,9 +60,7 @@ def promote(
     if release.is_good:
         require_as_recorded(paths, release, deep=deep)
     release = current.promote(paths, engine, release, accepted=accept_loss)
-    show(f"current release of {release.recipe}: {release.tag}")
-    for line in notes:
-        show(line)
+    show("\n".join([f"current release of {release.recipe}: {release.tag}", *notes]))
     next_serve(paths, engine, release)
 
 
@@ -90,6 +85,7 @@ def next_serve(paths: Paths, engine: Engine, release: Release) -> None:
 
 @task("releases")
 def rollback(
+    paths: Paths,
     *,
     recipe: KnownRecipe = None,
     to: Annotated[str, "an earlier current release to go back to (default: the previous one)", "TAG"] = "",
@@ -103,11 +99,9 @@ def rollback(
     from sparkpin.cli.choose import current_of  # slow to import, both
     from sparkpin.releases import rollback as rolling
 
-    paths = Paths.from_env()
-    records = Releases(paths)
     if to and not recipe:
         with contextlib.suppress(InputError):  # it may be of several recipes
-            recipe = records.get(to).recipe
+            recipe = Releases(paths).get(to).recipe
     former = current_of(paths, recipe)  # before an engine is started
     engine = engine_of(paths)
     check = partial(require_as_recorded, paths)
@@ -115,11 +109,11 @@ def rollback(
         release = rolling.require_target(paths, engine, former.recipe, to, check)
     else:
         release = rolling.find_target(paths, engine, former.recipe, check)
-    if serve and not dry_run:
-        from sparkpin.cli.serve import serve_release  # slow to import
-
-        serve_release(recipe=release.recipe, release=release.tag)
     if not dry_run:
+        if serve:
+            from sparkpin.cli.serve import serve_release  # slow to import
+
+            serve_release(paths, recipe=release.recipe, release=release.tag)
         current.make_current(paths, engine, release, instead_of=former)
     if former.tag == release.tag:
         show(f"{release.tag} is current already")
@@ -135,13 +129,14 @@ def rollback(
 
 @task("releases")
 def keep(
+    paths: Paths,
     tag: Annotated[str, "release to keep"],
     *,
     note: Annotated[str, "why, in one line"] = "",
     remove: Annotated[bool, "stop keeping it: `prune` may remove it again"] = False,
 ) -> None:
     """Protect a release from `prune`."""
-    records = Releases(Paths.from_env())
+    records = Releases(paths)
     if remove and note:
         raise InputError("--note goes with what is kept, not with --remove", next_step=f"invoke keep {tag} --remove")
     release = records.get(tag)

@@ -7,36 +7,28 @@ from typing import Annotated
 
 from sparkpin.build import reproduce as reproducing
 from sparkpin.build.consistent import is_from_elsewhere
-from sparkpin.cli.choose import choose_known
 from sparkpin.cli.tasks import task
 from sparkpin.core import files, terminal
 from sparkpin.core.errors import DifferenceError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
-from sparkpin.pins import manifests
 from sparkpin.releases.record import Releases, now
 
 
 @task("prove and carry")
 def reproduce(
-    tag: Annotated[str | None, "release, or a stage for its newest one (default: the newest of the recipe)"] = None,
+    paths: Paths,
+    tag: Annotated[str, "release, or a stage for its newest one"],
     *,
     keep: Annotated[bool, "in this machine's engine: its images, and its checkpoint, stay"] = False,
     trust: Annotated[bool, "also build an imported release: its steps run as root"] = False,
 ) -> None:
     """Build a release again from its record, and compare."""
-    paths = Paths.from_env()
-    records = Releases(paths)
-    if tag:
-        release = records.get(tag)
-    else:
-        name = choose_known(paths, None)
-        release = records.get(manifests.load_recipe(paths.project, name).stage, name)
+    release = Releases(paths).get(tag)
     if not trust and is_from_elsewhere(paths, release):
-        raise InputError(
-            f"{release.tag} came from another machine: building it runs, as root, what its bundle says",
-            next_step=f"`invoke verify {release.tag}` says who signed it; then the same command with --trust",
-        )
+        cause = f"{release.tag} came from another machine: building it runs, as root, what its bundle says"
+        step = f"`invoke verify {release.tag}` says who signed it; then the same command with --trust"
+        raise InputError(cause, next_step=step)
     if keep:
         reproducing.restore(paths, release)
         show(f"{release.tag} is there: image {release.image}, checkpoint {release.checkpoint_key[:16]}")
@@ -45,7 +37,7 @@ def reproduce(
     results = reproducing.reproduce(paths, release)
     verdict = "identical" if all(result.verdict == "identical" for result in results) else "different"
     value = {"release": release.tag, "verdict": verdict, "at": now(), "stages": [asdict(result) for result in results]}
-    files.write_json(records.evidence(release) / "reproduced.json", value)
+    files.write_json(Releases(paths).evidence(release) / "reproduced.json", value)
     rows = [(r.stage, r.verdict, terminal.digest(r.got), r.layers, terminal.seconds(r.seconds)) for r in results]
     terminal.table(("stage", "verdict", "image", "layers", "build"), rows)
     for result in results:

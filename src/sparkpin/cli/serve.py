@@ -9,7 +9,7 @@ from sparkpin.build.make import checkpoint_of
 from sparkpin.cli.choose import current_of
 from sparkpin.cli.client import told_context
 from sparkpin.cli.notes import how_to_carry
-from sparkpin.cli.options import Drain, KnownRecipe, Link, Machines, SharedLink
+from sparkpin.cli.options import KnownRecipe, Link, Machines, SharedLink
 from sparkpin.cli.tasks import task
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
@@ -30,23 +30,20 @@ ANYWHERE = NodesOptions()
 
 @task("serve")
 def serve(
+    paths: Paths,
     tag: Annotated[str | None, "release to serve (default: the recipe's current one)"] = None,
     *,
     recipe: KnownRecipe = None,
     port: Annotated[int | None, "port on this machine (default: the last one used, else the recipe's)"] = None,
-    host: Annotated[
-        str | None, "address to listen on (default: the last one, else 127.0.0.1; others require a key)"
-    ] = None,
+    host: Annotated[str | None, "address (default: the last, else 127.0.0.1; others require a key)"] = None,
     tls_cert: Annotated[str | None, "PEM file of a TLS certificate (default: the last one; none: HTTP)", "FILE"] = None,
     tls_key: Annotated[str | None, "PEM file of the certificate's key", "FILE"] = None,
-    allow: Annotated[
-        str | None, "more paths of vLLM to open, such as /score,/v1/embeddings (default: the last)", "PATHS"
-    ] = None,
-    limit: Annotated[str | None, "other limits, such as requests=64,restarts=3 (default: the last)", "LIMITS"] = None,
+    allow: Annotated[str | None, "more paths of vLLM, such as /score,/v1/embeddings (default: the last)"] = None,
+    limit: Annotated[str | None, "other limits, such as requests=64,restarts=3 (default: the last)"] = None,
     nodes: Machines = None,
     link: Link = None,
     shared_link: SharedLink = False,
-    drain: Drain = None,
+    drain: Annotated[int | None, "seconds that requests get to finish before it is replaced (default: 30)"] = None,
     unit: Annotated[bool, "print a systemd unit that serves it after a reboot; serve nothing now"] = False,
 ) -> None:
     """Serve a release, replacing the recipe's running server.
@@ -57,15 +54,15 @@ def serve(
     options = AddressOptions(port=port, host=host, tls_cert=tls_cert, tls_key=tls_key, allow=allow, limit=limit)
     where = NodesOptions(nodes, link, shared_link)
     if not unit:
-        return serve_release(recipe=recipe, release=tag, options=options, drain=drain, where=where)
+        return serve_release(paths, recipe=recipe, release=tag, options=options, drain=drain, where=where)
     if tag or where != ANYWHERE:
         cause = "--unit goes without TAG and machines: it serves what is current then, on the machines that it knows"
         raise InputError(cause, next_step="first invoke promote TAG, or invoke serve --nodes ..., which keeps them")
-    paths = Paths.from_env()
     serving_tasks.show_unit(paths, current_of(paths, recipe).recipe, options)
 
 
 def serve_release(
+    paths: Paths,
     *,
     recipe: str | None = None,
     release: str | None = None,
@@ -74,7 +71,6 @@ def serve_release(
     where: NodesOptions = ANYWHERE,
 ) -> None:
     """By default the recipe's current one. drain: as of `service.start`."""
-    paths = Paths.from_env()
     chosen = Releases(paths).get(release, recipe) if release else current_of(paths, recipe)
     engine = engine_of(paths)
     if why := obstacle(paths, engine, chosen, nodes=1):
@@ -97,9 +93,10 @@ def serve_release(
 
 
 @task("serve")
-def stop(*, recipe: Annotated[str | None, "recipe whose server to stop (default: all servers)"] = None) -> None:
+def stop(
+    paths: Paths, *, recipe: Annotated[str | None, "recipe whose server to stop (default: all servers)"] = None
+) -> None:
     """Stop what `serve` started."""
-    paths = Paths.from_env()
     engine = engine_of(paths)
     with nodes.reached(nodes.urls_kept(paths, recipe)) as (machines, _):
         clear_leftovers(paths, engine, [machine.engine for machine in machines])

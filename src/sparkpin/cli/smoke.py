@@ -9,9 +9,8 @@ from typing import Annotated
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import checkpoint_of
-from sparkpin.cli import tables
 from sparkpin.cli.choose import require_recipe
-from sparkpin.cli.notes import finish
+from sparkpin.cli.notes import report
 from sparkpin.cli.options import Json, Link, Machines, SharedLink
 from sparkpin.cli.tasks import task
 from sparkpin.core.errors import InputError, InspectionError
@@ -25,7 +24,7 @@ from sparkpin.serve.nodes import Nodes, NodesOptions
 from sparkpin.smoke import drift
 from sparkpin.smoke import kernels as gpu_kernels
 from sparkpin.smoke.evidence import kept, owes
-from sparkpin.smoke.inspect import report
+from sparkpin.smoke.inspect import report as inspection
 from sparkpin.smoke.inspect import run as inspecting
 from sparkpin.smoke.inspect.gpu import KNOWN
 from sparkpin.smoke.server import Place, alone, clear_leftovers
@@ -35,6 +34,7 @@ LOCAL = "127.0.0.1"  # a smoke test has no proxy
 
 @task("measure")
 def smoke(
+    paths: Paths,
     tag: Annotated[str | None, "release to smoke (default: each that is built and not yet smoked)"] = None,
     *,
     recipe: Annotated[str | None, "smoke the releases of this recipe only (default: every recipe)"] = None,
@@ -52,28 +52,22 @@ def smoke(
     invoke smoke v2-tq
     invoke smoke v2-tq --inspect --sm 121
     """
-    paths, asked = Paths.from_env(), NodesOptions(nodes, link, shared_link)
-    if not (inspect or kernels or sm or json):
-        smoke_waiting(paths, tag, recipe, load=load, asked=asked)
-    elif not tag or recipe or load or asked != NodesOptions() or inspect == kernels or (kernels and (sm or json)):
-        cause = "--kernels, or --inspect with --sm and --json, goes with TAG and with no other option"
-        raise InputError(cause, next_step="invoke smoke --help")
-    elif inspect:
-        inspect_image(paths, tag, sm=sm, as_json=json)
-    else:
-        show(gpu_kernels.compare(paths, engine_of(paths), Releases(paths).get(tag)))
-
-
-def smoke_waiting(paths: Paths, tag: str | None, recipe: str | None, *, load: bool, asked: NodesOptions) -> None:
-    records = Releases(paths)
-    wanted = [records.get(tag, recipe)] if tag else waiting_of(paths, recipe, load=load)
+    asked = NodesOptions(nodes, link, shared_link)
+    if inspect or kernels or sm or json:
+        if not tag or recipe or load or asked != NodesOptions() or inspect == kernels or (kernels and (sm or json)):
+            cause = "--kernels, or --inspect with --sm and --json, goes with TAG and with no other option"
+            raise InputError(cause, next_step="invoke smoke --help")
+        if inspect:
+            inspect_image(paths, tag, sm=sm, as_json=json)
+        else:
+            show(gpu_kernels.compare(paths, engine_of(paths), Releases(paths).get(tag)))
+        return
+    wanted = [Releases(paths).get(tag, recipe)] if tag else waiting_of(paths, recipe, load=load)
     if not wanted:
         show("nothing to smoke: no release with an image waits for its test (invoke smoke TAG repeats one)")
         return
     machines = {one.tag: machines_of(paths, one, asked) for one in wanted}  # a wrong option ends it before any test
-    done = smoke_releases(paths, wanted, load=load, machines=machines)
-    tables.show_built(done)
-    finish(records, done)
+    report(paths, smoke_releases(paths, wanted, load=load, machines=machines))
 
 
 def waiting_of(paths: Paths, recipe: str | None, *, load: bool) -> list[Release]:
@@ -95,7 +89,9 @@ def smoke_releases(
     return tuple(Releases(paths).get(release.tag) for release in wanted)
 
 
-def smoke_release(paths: Paths, release: Release, *, load: bool, machines: Nodes | None, stays: bool = False) -> None:
+def smoke_release(
+    paths: Paths, release: Release, *, load: bool = False, machines: Nodes | None = None, stays: bool = False
+) -> None:
     """By a server where one can run here, else by an inspection, with the libraries loaded if `load`. The record keeps
     what came of it. machines: of a release for several, where it is not for this one alone. stays: by a server as
     `serve` starts it, which goes on."""
@@ -111,15 +107,17 @@ def smoke_release(paths: Paths, release: Release, *, load: bool, machines: Nodes
         kept(paths, release, *run_inspection(paths, engine, release, why, load=load))
         return
     gpus, checkpoint = uses_gpu(paths, release), checkpoint_of(paths, release)
-    if stays:
-        serving = service.started(paths, engine, release, checkpoint, gpus=gpus)
-        kept(paths, release, *smoke_served(paths, engine, release, serving))
-        return complete_above(paths, release)
-    if gpus and not machines:  # else vLLM refuses to start next to a server, and the release would be at fault
+    if gpus and not (stays or machines):  # else vLLM refuses to start next to a server: the release would be at fault
         with alone(paths, engine):
             memory_limit.make_room(paths, engine, release, checkpoint)
-    with joined(paths, engine, release, machines, checkpoint) if machines else contextlib.nullcontext(()) as places:
-        kept(paths, release, *run_smoke(paths, engine, release, checkpoint, gpus=gpus, places=places))
+    if stays:
+        done = smoke_served(paths, engine, release, service.started(paths, engine, release, checkpoint, gpus=gpus))
+    elif machines:
+        with joined(paths, engine, release, machines, checkpoint) as places:
+            done = run_smoke(paths, engine, release, checkpoint, gpus=gpus, places=places)
+    else:
+        done = run_smoke(paths, engine, release, checkpoint, gpus=gpus)
+    kept(paths, release, *done)
     complete_above(paths, release)
 
 
@@ -137,12 +135,11 @@ def inspect_image(paths: Paths, subject: str, *, sm: int | None, as_json: bool) 
     InspectionError where it fails. sm: None for what the image's stack names."""
     if sm not in (None, *KNOWN):
         raise InputError(f"--sm: got {sm}, expected a GPU's compute capability", next_step="--sm 121: a DGX Spark's")
-    engine = None if Path(subject).is_dir() else engine_of(paths)
-    result = inspecting.inspect(paths, engine, subject, sm=sm)
+    result = inspecting.inspect(paths, None if Path(subject).is_dir() else engine_of(paths), subject, sm=sm)
     if as_json:
         show_json(result.as_json())
     else:
-        report.show(result)
+        inspection.show(result)
     if errors := result.errors:
         raise InspectionError(f"{result.subject} {result.verdict}", next_step=errors[0].next_step)
     if not as_json:

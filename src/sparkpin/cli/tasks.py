@@ -1,8 +1,9 @@
 """The tasks of the command line: `@task("group")` on the function that has the body, in a file of this package.
 
-Its signature is its line: what stands before `*` is positional, what follows are options. Each parameter is
-`Annotated[type, help]` or `Annotated[type, help, METAVAR]`; the docstring's first line is the summary, what follows
-it are examples. A task returns its exit code, or None for 0.
+Its name and its signature are its line: `recipe_check` is typed `recipe check`, what stands before `*` is positional,
+what follows are options. Each parameter is `Annotated[type, help]` or `Annotated[type, help, METAVAR]`, except
+`paths`, which the line gives; the docstring's first line is the summary, what follows it are examples. A task returns
+its exit code, or None for 0.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 GROUPS = ("serve", "releases", "measure", "build", "inputs", "prove and carry", "machine", "for developers")
 FIRST = ("up", "serve", "images", "promote", "rollback", "smoke", "bench", "test")
 """Of their groups."""
-HEAD = re.compile(r'^@task\("([\w ]+)"\)\ndef (\w+?)_?\((?:[^"]|"[^"\n]*")*?\n?\) -> [^\n]*:\n    """([^"\n]*)', re.M)
+HEAD = re.compile(r'^@task\("([\w ]+)"\)\ndef (\w+)\((?:[^"]|"[^"\n]*")*?\n?\) -> [^\n]*:\n    """([^"\n]*)', re.M)
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,12 @@ class TaskHead:
     group: str
     summary: str
     module: str
+    function: str
+
+    @property
+    def body(self) -> Callable[..., int | None]:
+        body: Callable[..., int | None] = getattr(import_module(self.module), self.function)
+        return body
 
 
 def task(group: str) -> Callable[[F], F]:
@@ -42,16 +49,10 @@ def task(group: str) -> Callable[[F], F]:
 def heads() -> dict[str, TaskHead]:
     """All tasks by name, in the order of their groups."""
     found = []
-    for file in sorted(HERE.rglob("*.py")):
-        module = ".".join(("sparkpin.cli", *file.relative_to(HERE).with_suffix("").parts))
-        for group, name, summary in HEAD.findall(file.read_text(encoding="utf-8")):
-            found.append(TaskHead(name, group, summary, module))
+    for file in sorted(HERE.glob("*.py")):
+        for group, function, summary in HEAD.findall(file.read_text(encoding="utf-8")):
+            name = function.rstrip("_").replace("_", " ")
+            found.append(TaskHead(name, group, summary, f"sparkpin.cli.{file.stem}", function))
     rank = {name: place for place, name in enumerate(FIRST)}
     found.sort(key=lambda head: (GROUPS.index(head.group), rank.get(head.name, len(FIRST))))
     return {head.name: head for head in found}
-
-
-def body_of(name: str) -> Callable[..., int | None]:
-    module = import_module(heads()[name].module)
-    body: Callable[..., int | None] = getattr(module, name, None) or getattr(module, f"{name}_")
-    return body

@@ -12,10 +12,9 @@ from typing import Annotated
 from sparkpin.build.checkpoint import ModelNeeds, needs_of
 from sparkpin.build.consistent import is_brought, require_consistent
 from sparkpin.build.make import at_work
-from sparkpin.checkpoint.steps import used_repositories
 from sparkpin.cli import serve as serving
-from sparkpin.cli.build import BuildPlan, carry_out, plan_of, report
-from sparkpin.cli.choose import choose_recipe
+from sparkpin.cli.build import BuildPlan, carry_out, plan_of
+from sparkpin.cli.notes import report
 from sparkpin.cli.options import Authority, DryRun, Recipe, Stack, Stage
 from sparkpin.cli.smoke import smoke_release, smoke_releases
 from sparkpin.cli.tasks import task
@@ -24,6 +23,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import count, say, show, size
 from sparkpin.fetch.lock_model import lock_model
 from sparkpin.fetch.model import absent_wheel, fetch_model
+from sparkpin.fetch.store import Store
 from sparkpin.host import machine, preflight
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.host.skopeo import AbsentError, Registry
@@ -40,6 +40,7 @@ from sparkpin.smoke.evidence import owes
 
 @task("serve")
 def up(
+    paths: Paths,
     *,
     stage: Stage = None,
     recipe: Recipe = None,
@@ -56,15 +57,15 @@ def up(
     invoke up --serve
     invoke up --recipe qwen3.5-122b --stage v2 --dry-run
     """
-    paths, place = Paths.from_env(), Registry.parse(from_, ca) if from_ else None
-    pin = manifests.model_of(paths.project, manifests.load_recipe(paths.project, choose_recipe(paths, recipe, stack)))
+    place, asked = Registry.parse(from_, ca) if from_ else None, recipe or machine.default_recipe(paths.project, stack)
+    pin = manifests.model_of(paths.project, manifests.load_recipe(paths.project, asked))
     for name in manifests.unlocked(paths.project, pin):
         if dry_run:
             show(f"not locked: {name}, which `invoke up` does first\nnext: invoke lock --model {name} (headers only)")
             return
         say(f"{name} is not locked yet: invoke lock --model {name}, which fetches headers and what steps take")
         lock_model(paths, name)
-    plan, here = plan_of(recipe, stage, stack), machine.read_host()
+    plan, here = plan_of(paths, asked, stage, stack), machine.read_host()
     announce(plan, place)
     lacking = preflight.missing(paths, here, plan.pairings[-1].stack, published=place is not None)
     for requirement in lacking:
@@ -77,7 +78,7 @@ def up(
         agree(download)
     preflight.install(lacking, here)
     if download:
-        fetch_download(plan)
+        fetch_download(plan, download)
     made = carry_out(plan, take=partial(take_published, plan, place) if place else lambda engine: {})
     with contextlib.ExitStack() as standing:
         if not no_smoke:
@@ -86,19 +87,22 @@ def up(
         first_is_current(paths, made[-1])
     report(paths, made, smoked=not no_smoke, serves=serve)
     if serve and Releases(paths).current_tag(made[-1].recipe):
-        serving.serve_release(recipe=made[-1].recipe)  # what runs already is left alone
+        serving.serve_release(paths, recipe=made[-1].recipe)  # what runs already is left alone
 
 
 def announce(plan: BuildPlan, place: Registry | None) -> None:
-    last = plan.pairings[-1]
+    last, records, store = plan.pairings[-1], Releases(plan.paths), Store(plan.paths.store)
     show(f"Stack {last.stack.name}: {last.stack.description}.")
     show(f"Recipe {last.recipe.name}: {last.recipe.description}.")
-    for pairing, state in zip(plan.pairings, plan.states, strict=True):
+    for pairing in plan.pairings:
+        release = records.find(pairing.tag)
+        state = release.state_text if release else "to be built"
         show(f"  {pairing.stage.name:8} {pairing.stage.description} ({state})")
     if place:
         show(f"To be taken instead of built: what {place} has of it, signed by whom this machine trusts.")
     wheel = absent_wheel(plan.paths, last.model_lock)
-    if absent := [*plan.absent, *([wheel] if wheel else [])]:
+    absent = [file for file in last.stack_lock.files if not store.has(file)] + ([wheel] if wheel else [])
+    if absent:
         show(f"To be fetched: {count(len(absent), 'file')}, {size(sum(file.size for file in absent))}.")
     for note in plan.notes:
         say(note)
@@ -116,11 +120,10 @@ def model_download(plan: BuildPlan, *, dry_run: bool) -> ModelNeeds | None:
     needs = needs_of(plan.paths, last.model, last.model_lock, [pairing.steps for pairing in plan.pairings])
     if not needs.fetch:
         return None
-    repositories = " and ".join(needs.repositories)
-    show(f"Download: {size(needs.fetch)} of {repositories}.")
-    images = preflight.needs_for(last.stack) if "to be built" in plan.states else None
-    for row in needs.disk(plan.paths, images):
-        show(f"Disk, with checkpoints{' and images' if images else ''}: {row.text}.")
+    show(f"Download: {size(needs.fetch)} of {' and '.join(needs.repositories)}.")
+    are_built = all(Releases(plan.paths).find(pairing.tag) for pairing in plan.pairings)
+    for row in needs.disk(plan.paths, None if are_built else preflight.needs_for(last.stack)):
+        show(f"Disk, with checkpoints{'' if are_built else ' and images'}: {row.text}.")
         if row.short and not dry_run:
             raise DiskError(row.text, next_step="free space there, or set SPARKPIN_CACHE and SPARKPIN_HOME elsewhere")
     return needs
@@ -134,10 +137,10 @@ def agree(needs: ModelNeeds) -> None:
         raise InputError(cause, next_step="the same command with --yes fetches it")
 
 
-def fetch_download(plan: BuildPlan) -> None:
+def fetch_download(plan: BuildPlan, needs: ModelNeeds) -> None:
     """The model's files, before minutes of building: what a network or a disk refuses is known soonest."""
     last = plan.pairings[-1]
-    used = {name for pairing in plan.pairings for name in used_repositories(last.model, pairing.steps)}
+    used = {name for name, pinned in last.model.repositories.items() if pinned.repo in needs.repositories}
     with at_work(plan.paths):
         fetch_model(plan.paths, last.model, last.model_lock, only=used)
 
@@ -190,7 +193,7 @@ def smoke_chain(paths: Paths, made: Sequence[Release], standing: contextlib.Exit
     if stays:
         say(f"smoke test of the server that is to stay: {end.tag}")
         standing.callback(stop_unless_current, paths, engine, end)
-        smoke_release(paths, end, load=False, machines=None, stays=True)
+        smoke_release(paths, end, stays=True)
 
 
 def stop_unless_current(paths: Paths, engine: Engine, release: Release) -> None:

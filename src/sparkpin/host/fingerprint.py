@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field
@@ -43,9 +44,9 @@ class Fingerprint(StrictModel):
         return "; ".join(filter(None, (self.machine, cpu, gpus, self.os, f"Linux {self.kernel}", docker)))
 
 
-def read_fingerprint(docker: str) -> Fingerprint:
-    """Of this machine, whether or not the engine runs on it."""
-    host, gpus = hosts.read_host(), hosts.read_gpus()
+def read_fingerprint(docker: str, gpus: Sequence[hosts.Gpu] | None = None) -> Fingerprint:
+    """Of this machine, whether or not the engine runs on it. gpus: where they have been read already."""
+    host, gpus = hosts.read_host(), hosts.read_gpus() if gpus is None else gpus
     return Fingerprint(
         machine=next(iter(hosts.product_names()), ""),
         arch=host.arch,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,11 @@ class GpuFacts:
     ways: tuple[str, ...]
 
 
-def read_gpu_facts(engine: Mapping[str, Any]) -> GpuFacts:
+def loaded_driver(gpus: Sequence[Gpu]) -> str:
+    return gpus[0].driver if gpus else machine.text("sys/module/nvidia/version").strip()
+
+
+def read_gpu_facts(engine: Mapping[str, Any], gpus: Sequence[Gpu]) -> GpuFacts:
     """engine: what Docker's engine prints of itself, empty where none answers."""
     ways = ["the runtime nvidia"] if "nvidia" in engine.get("Runtimes", ()) else []
     ways += ["the toolkit's hook"] if machine.find_program("nvidia-container-runtime-hook") else []
@@ -45,8 +49,7 @@ def read_gpu_facts(engine: Mapping[str, Any]) -> GpuFacts:
     if version_of(engine.get("ServerVersion", "")) >= (25,):
         specifications = [path for folder in ("etc/cdi", "var/run/cdi") for path in (machine.ROOT / folder).glob("*")]
         ways += ["CDI"] if any("nvidia.com/gpu" in machine.text(path) for path in specifications) else []
-    gpus, loaded = machine.read_gpus(), machine.text("sys/module/nvidia/version").strip()
-    return GpuFacts(gpus, gpus[0].driver if gpus else loaded, tuple(ways))
+    return GpuFacts(tuple(gpus), loaded_driver(gpus), tuple(ways))
 
 
 def gpu_requirements(facts: GpuFacts, cuda: str) -> Iterator[Requirement]:

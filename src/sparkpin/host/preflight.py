@@ -19,7 +19,7 @@ from sparkpin.core.terminal import say, size
 from sparkpin.host import buildkit, daemon, machine
 from sparkpin.host.engine import Engine
 from sparkpin.host.gpu import gpu_requirements, read_gpu_facts
-from sparkpin.host.machine import Host, Requirement, checked, find_program, search_path, text
+from sparkpin.host.machine import Gpu, Host, Requirement, checked, find_program, search_path, text
 from sparkpin.pins.schema import Stack
 
 CERTIFICATES = ("etc/ssl/certs/ca-certificates.crt", "etc/pki/tls/certs/ca-bundle.crt", "etc/ssl/ca-bundle.pem")
@@ -45,11 +45,13 @@ def needs_for(stack: Stack) -> Needs:
     return Needs(cache=16 * 10**9, engine=38 * 10**9) if stack.gpu else Needs()
 
 
-def requirements(paths: Paths, host: Host, stack: Stack, *, published: bool = False) -> list[Requirement]:
+def requirements(
+    paths: Paths, host: Host, stack: Stack, *, published: bool = False, gpus: Sequence[Gpu] | None = None
+) -> list[Requirement]:
     """Everything that a build needs from the machine, and on a Spark what a server does, met or not. Changes nothing,
     starts nothing.
 
-    published: images are to come from a registry, too.
+    published: images are to come from a registry, too; gpus: where they have been read already.
     """
     bundle = next((str(machine.ROOT / name) for name in CERTIFICATES if (machine.ROOT / name).is_file()), None)
     docker, connected = engine(host)
@@ -60,7 +62,8 @@ def requirements(paths: Paths, host: Host, stack: Stack, *, published: bool = Fa
     if MACHINES[stack.platform] != host.arch:
         found.append(emulation(host, MACHINES[stack.platform]))
     if host.is_spark and stack.gpu and not (connected and connected.elsewhere):
-        found += gpu_requirements(read_gpu_facts(connected.info if connected else {}), stack.gpu.cuda)
+        facts = read_gpu_facts(connected.info if connected else {}, machine.read_gpus() if gpus is None else gpus)
+        found += gpu_requirements(facts, stack.gpu.cuda)
     for row in disk_rows(folders_of(paths, needs_for(stack))):
         found.append(checked("disk space", not row.short, row.text, MORE_DISK))
     memory = f"{size(host.memory_total)}, {size(host.memory_available)} of it available; {size(MEMORY)} needed"

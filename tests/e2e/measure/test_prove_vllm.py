@@ -141,7 +141,7 @@ def test_the_session_is_written_and_shows_the_fault_to_others(sound: Proof, cach
         assert found.verdict == "found" and found.finding and found.finding.again, found.line
         (path,) = tmp_path.glob("*-session.json")
         with pytest.raises(CorruptionError, match="seen again"):
-            command.prove(f"http://127.0.0.1:{cached.port}/v1", replay=str(path), json=True)
+            command.prove(Paths.from_env(), f"http://127.0.0.1:{cached.port}/v1", replay=str(path), json=True)
     finally:
         switch(cached.folder, "")
     sent = session.read(path)

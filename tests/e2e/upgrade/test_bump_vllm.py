@@ -77,6 +77,6 @@ def test_a_package_that_loses_quality_turns_and_the_same_image_does_not(
     shutil.copytree(Releases(machine).checkpoint(known), Releases(own).checkpoint(known))
     for kept in ("inputs", "images"):
         (own.home / kept).symlink_to(machine.home / kept)
-    judge = Candidate(own, Engine.connect(), known, (), commands(quick=True)).judge("quality")
+    judge = Candidate(own, Engine.connect(), known, (), commands(own)).judge("quality")
     assert [judge(one, tmp_path / "log").verdict for one in (other(known), noisy)] == ["good", "bad"]
     assert "kl" in (tmp_path / "log").read_text()

@@ -80,11 +80,11 @@ def test_promote_and_roll_back(paths: Paths, engine: Engine) -> None:
 def test_the_same_rollback_again_changes_nothing_more(paths: Paths, engine: Engine) -> None:
     first, second, third = promoted(paths, engine, 3)
     for _ in range(2):
-        commands_releases.rollback(recipe=None, to=first.tag)
+        commands_releases.rollback(paths, recipe=None, to=first.tag)
         assert Releases(paths).current_tag("tiny") == first.tag, "the tag names its recipe; two steps at once"
     for other in (second, third):  # undone with it
         with pytest.raises(InputError):
-            commands_releases.rollback(recipe="tiny", to=other.tag)
+            commands_releases.rollback(paths, recipe="tiny", to=other.tag)
     assert len(Releases(paths).promotions("tiny")) == 4
 
 
@@ -96,7 +96,7 @@ def test_a_dry_run_says_where_a_rollback_goes_and_changes_nothing(
     Releases(paths).record_path(second).unlink()
     path = Releases(paths).promotions_path("tiny")
     before = path.read_bytes()
-    commands_releases.rollback(recipe="tiny", dry_run=True)
+    commands_releases.rollback(paths, recipe="tiny", dry_run=True)
     said = capsys.readouterr()
     assert second.tag in said.err and f"invoke diff {third.tag} {first.tag}" in said.out
     for text in (third.tag, f"to {first.tag}: image {first.image[7:19]}", first.checkpoint_key[:12]):
@@ -113,7 +113,7 @@ def test_a_rollback_serves_first_and_records_last(
     first, second = promoted(paths, engine, 2)
     served: list[str] = []
 
-    def serve(*, release: str, **_: object) -> None:
+    def serve(paths: Paths, *, release: str, **_: object) -> None:
         assert Releases(paths).current_tag("tiny") == second.tag
         served.append(release)
         if len(served) == 1:
@@ -122,9 +122,9 @@ def test_a_rollback_serves_first_and_records_last(
     monkeypatch.setattr(commands_serve, "serve_release", serve)
     before = Releases(paths).promotions_path("tiny").read_bytes()
     with pytest.raises(end):
-        commands_releases.rollback(recipe="tiny", serve=True)
+        commands_releases.rollback(paths, recipe="tiny", serve=True)
     assert Releases(paths).promotions_path("tiny").read_bytes() == before
-    commands_releases.rollback(recipe="tiny", serve=True)
+    commands_releases.rollback(paths, recipe="tiny", serve=True)
     assert served == [first.tag, first.tag] and Releases(paths).current_tag("tiny") == first.tag
 
 

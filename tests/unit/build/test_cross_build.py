@@ -50,11 +50,10 @@ def test_fetch_brings_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(fetch, "fetch_stack", fetch_stack)
     monkeypatch.setattr(model, "fetch_model", lambda *_: Places({}, {}))
-    monkeypatch.setattr(Paths, "from_env", lambda: Paths(PROJECT, Path(), Path()))
     spark, cpu = (manifests.load_stack_lock(PROJECT, manifests.load_stack(PROJECT, name)) for name in ("spark", "cpu"))
     for machine, more in (("linux/amd64", [("cpu", len(cpu.debs), False)]), ("linux/arm64", []), ("riscv64", [])):
         monkeypatch.setattr(commands_build, "this_platform", lambda machine=machine: machine)
-        commands_build.build(recipe="scripted-tiny-spark", fetch_only=True)
+        commands_build.build(Paths(PROJECT, Path(), Path()), recipe="scripted-tiny-spark", fetch_only=True)
         assert fetched == [("spark", len(spark.debs), True), *more]
         fetched.clear()
 

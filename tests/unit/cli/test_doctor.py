@@ -17,11 +17,9 @@ from sparkpin.host.machine import Host, Requirement
 from sparkpin.pins import manifests
 
 GIB = 1 << 30
-GB10 = "NVIDIA GB10, 12.1, 580.159.04, 0" + ", Not Active" * 4 + "\n"
 SPARK = Host(True, "aarch64", "ubuntu 24.04", ("ubuntu", "debian"), False, 121 * GIB, 112 * GIB)
 HERE = dataclasses.replace(machine.read_host(), is_spark=False)
 PLAN = SimpleNamespace(needed=105 * GIB, weights=[SimpleNamespace(stored=70 * 10**9)])
-ELSEWHERE = SimpleNamespace(elsewhere="spark-2")
 
 
 @pytest.fixture(autouse=True)
@@ -37,32 +35,29 @@ def paths(tmp_path: Path) -> Paths:
 
 
 def rows(
-    paths: Paths, host: Host, recipe: str, *, is_asked: bool = True, engine: object = None
+    paths: Paths, host: Host, recipe: str, *, is_asked: bool = True, elsewhere: str = ""
 ) -> dict[str, Requirement]:
     chosen = manifests.load_recipe(PROJECT, recipe)
-    stack = manifests.load_stack(PROJECT, chosen.stack)
-    found = doctor.rows_of_recipe(paths, host, engine, stack, chosen, is_asked=is_asked)  # type: ignore[arg-type]
-    return {one.name: one for one in found}
+    return {one.name: one for one in doctor.rows_of_recipe(paths, host, (), elsewhere, chosen, is_asked=is_asked)}
 
 
 @pytest.mark.parametrize(
-    ("kernel", "gpus", "memory", "name"),
+    ("kernel", "driver", "memory", "name"),
     [
-        ("6.17.0-1032-nvidia", GB10, 121, ""),
-        ("7.0.0-1019-nvidia", GB10, 121, "kernel-7"),
-        ("6.17.0-1032-nvidia", GB10.replace("580.159.04", "590.48.01"), 121, "driver-590"),
-        ("6.17.0-1032-nvidia", GB10, 60, "small-spark"),
+        ("6.17.0-1032-nvidia", "580.159.04", 121, ""),
+        ("7.0.0-1019-nvidia", "580.159.04", 121, "kernel-7"),
+        ("6.17.0-1032-nvidia", "590.48.01", 121, "driver-590"),
+        ("6.17.0-1032-nvidia", "580.159.04", 60, "small-spark"),
     ],
 )
 def test_machines_that_are_known_to_break(
-    kernel: str, gpus: str, memory: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kernel: str, driver: str, memory: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "proc/sys/kernel").mkdir(parents=True)
     (tmp_path / "proc/sys/kernel/osrelease").write_text(f"{kernel}\n")
     monkeypatch.setattr(machine, "ROOT", tmp_path)
-    monkeypatch.setattr(machine, "output", lambda argv: gpus)
     spark = dataclasses.replace(SPARK, memory_total=memory * GIB)
-    told = list(doctor.known(spark, manifests.load_known_issues(PROJECT)))
+    told = list(doctor.known(spark, driver, manifests.load_known_issues(PROJECT)))
     assert [one.name for one in told] == [name] * bool(name)
     assert all(one.state == "advice" and one.fix for one in told)
 
@@ -76,14 +71,9 @@ def test_memory_that_is_needed_and_available(
     assert (row.state, bool(row.fix)) == (state, state == "advice")
 
 
-def test_a_plan_that_wants_the_network_is_not_made(paths: Paths) -> None:
-    row = rows(paths, HERE, "scripted-tiny", is_asked=False)["memory plan"]
-    assert row.state == "advice" and "invoke plan" in row.fix and not paths.cache.exists()
-
-
-def test_what_serves_elsewhere_is_not_asked_for_its_memory(paths: Paths) -> None:
-    assert rows(paths, HERE, "scripted-tiny", is_asked=False, engine=ELSEWHERE) == {}
-    assert rows(paths, SPARK, "qwen3.5-122b", is_asked=False, engine=ELSEWHERE) == {}
+def test_no_plan_is_made_that_wants_the_network_or_is_served_elsewhere(paths: Paths) -> None:
+    assert rows(paths, HERE, "scripted-tiny", is_asked=False) == {} and not paths.cache.exists()
+    assert rows(paths, SPARK, "qwen3.5-122b", is_asked=False, elsewhere="spark-2") == {}
 
 
 def test_a_drafter_of_a_hub_is_told_of_a_generated_model(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +101,9 @@ def test_a_spark_without_a_driver_gets_the_table_and_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """This machine, called a Spark: its other facts are its own, so it lacks what a Spark's driver brings."""
+    asked: list[object] = []
     monkeypatch.setattr(machine, "read_host", lambda *_: dataclasses.replace(HERE, is_spark=True))
+    monkeypatch.setattr(machine, "output", lambda argv: asked.append(argv))
     with pytest.raises(HostError, match="NVIDIA driver"):
-        doctor.doctor(recipe="qwen3.5-122b")
-    assert "MISSING" in capsys.readouterr().out
+        doctor.doctor(Paths.from_env(PROJECT), recipe="qwen3.5-122b")
+    assert "MISSING" in capsys.readouterr().out and asked == [machine.QUERY]

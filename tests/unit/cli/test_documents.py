@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from checkout import PROJECT
 
-from sparkpin.cli.line import TaskParser
+from sparkpin.cli.line import TaskParser, find_task
 
 README = PROJECT / "README.md"
 PAGES = [README, *sorted(PROJECT.glob("docs/*.md")), PROJECT / "CONTRIBUTING.md", PROJECT / "SECURITY.md"]
@@ -27,7 +27,8 @@ def commands(page: Path) -> list[list[str]]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_are_taken(page: Path) -> None:
-    for name, *words in commands(page):
+    for line in commands(page):
+        name, words = find_task(line)
         TaskParser("invoke", name).read(words)
 
 

@@ -15,8 +15,9 @@ from checkout_here import CheckoutHere
 from typed import typed
 
 import sparkpin
-from sparkpin.cli.line import TaskParser, ends
-from sparkpin.cli.tasks import body_of, heads
+from sparkpin.cli import line as lines
+from sparkpin.cli.line import TaskParser
+from sparkpin.cli.tasks import heads
 from sparkpin.core import paths, terminal
 from sparkpin.core.errors import InputError
 
@@ -60,7 +61,9 @@ def listed(text: str) -> dict[str, list[str]]:
         ("serve ''", "serve [TAG]"),
         ("build --stage", "build --help"),
         ("serve --port 22x", "serve --help"),
-        ("bench --only half", "bench --help"),
+        ("recipe export a --format v3", "recipe export --help"),
+        ("recipe lsit", "did you mean recipe list?"),
+        ("recipe import a b", "recipe import --help"),
         ("prune --keep -1", "prune --help"),
     ],
 )
@@ -110,8 +113,7 @@ def test_every_task_is_found_as_text_and_has_help_with_each_of_its_options(
         assert (code, err) == (0, "") and out.startswith(f"usage: sparkpin {name}") and head.summary in out
         assert max(map(len, out.splitlines())) <= 80
         assert all(one.help for one in TaskParser("sparkpin", name).arguments), f"{name}: each with what it means"
-        body = body_of(name)
-        assert (body.__module__, inspect.getdoc(body).partition("\n")[0]) == (head.module, head.summary)
+        assert (head.body.__module__, inspect.getdoc(head.body).partition("\n")[0]) == (head.module, head.summary)
     marked = sum(file.read_text().count("\n@task(") for file in (PROJECT / "src/sparkpin/cli").rglob("*.py"))
     assert len(heads()) == marked > 25
 
@@ -128,13 +130,13 @@ def test_help_of_a_task_with_positionals(line: str, capsys: pytest.CaptureFixtur
         ("serve v2 --port 8001", {"tag": "v2", "port": 8001}),
         ("export a FILE --with-store", {"tag": "a", "place": "FILE", "with_store": True}),
         ("diff build images", {"before": "build", "after": "images"}),  # tasks' names where a TAG must be
-        ("recipe check a --json b", {"action": "check", "what": ["a", "b"], "json": True}),
+        ("recipe check a --json b", {"what": ["a", "b"], "json": True}),
         ("bench b --compare=a --rounds 2", {"tag": "b", "compare": "a", "rounds": 2}),
         ("up --from oci://h/n", {"from_": "oci://h/n"}),
     ],
 )
 def test_what_a_task_is_given(line: str, given: dict[str, object]) -> None:
-    name, *words = line.split()
+    name, words = lines.find_task(line.split())
     assert TaskParser("sparkpin", name).read(words) == given
 
 
@@ -158,7 +160,9 @@ def test_sparkpin_knows_its_version_and_its_project(
         ("sparkpin keep v2 --", ["--note", "--remove", "--help"], True),
         ("sparkpin build --stage v2 --stack ", ["cpu", "spark"], True),
         ("sparkpin keep v2 --note ", [], True),
-        ("sparkpin bench --only ", ["prompts", "sweep"], True),
+        ("sparkpin recipe export a --format ", ["v1", "v2"], True),
+        ("sparkpin recipe ", ["list", "check", "import", "show", "export"], False),
+        ("sparkpin recipe check --", ["--stack", "--json", "--help"], True),
         ("sparkpin --ver", ["--version"], False),
         ("sparkpin -q bu", ["build", "bump"], False),
     ],
@@ -195,12 +199,17 @@ complete -p sparkpin
     assert typed("--print-completion-script fish", capsys)[0] == 2
 
 
-def test_a_broken_package_is_told_with_what_mends_it(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught, ends():
-        raise ModuleNotFoundError("No module named 'idna'", name="idna")
-    assert caught.value.code == 3 and "./install.sh" in capsys.readouterr().err
-    with pytest.raises(ImportError), ends():
-        raise ImportError("no name", name="sparkpin.core")
+def test_a_broken_package_is_told_with_what_mends_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(program: str, words: list[str]) -> None:
+        raise ModuleNotFoundError("No module named", name=words[0])
+
+    monkeypatch.setattr(lines, "run", fail)
+    code, _, err = typed("idna", capsys)
+    assert code == 3 and "./install.sh" in err
+    with pytest.raises(ImportError):
+        typed("sparkpin.core", capsys)
 
 
 @pytest.fixture

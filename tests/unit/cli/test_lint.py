@@ -29,7 +29,7 @@ def test_every_stage_is_looked_at_on_every_stack_that_has_a_lock(copy: Path) -> 
     assert set(lint.rendered(copy)) >= {f"{stack}-{stage}.Dockerfile" for stack in ("cpu", "other") for stage in stages}
     for lock in (copy / "pins/stacks").glob("*.lock"):
         lock.unlink()
-    assert lint.main([str(copy)]) == 1, "nothing looked at is not clean"
+    assert lint.lint(copy) == 1, "nothing looked at is not clean"
 
 
 TEMPLATE = "dockerfiles/base.Dockerfile.j2"
@@ -59,6 +59,6 @@ def test_what_is_wrong_is_found_and_no_secret_repeated(
         text = file.read_text() if file.exists() else ""
         assert old in text
         file.write_text(text.replace(old, new) if old else new)
-    assert lint.main([str(copy)]) == 1
+    assert lint.lint(copy) == 1
     out = capsys.readouterr().out
     assert [seen for *_, seen in faults if seen not in out] == [] and TOKEN not in out and "secret@" not in out

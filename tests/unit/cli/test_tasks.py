@@ -36,8 +36,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "bench --rounds 2",
         "bench --compare a",
         "bench --compare a b --rounds 0",
-        "recipe lsit",
-        "recipe import a b",
         "build --checkpoint-only --model scripted-tiny --recipe scripted-tiny",
         "build --render --fetch-only",
         "build --dry-run",

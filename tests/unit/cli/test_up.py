@@ -20,7 +20,6 @@ from evidence_samples import make_sample, pairings
 from sparkpin.build.checkpoint import ModelNeeds
 from sparkpin.build.pair import pair
 from sparkpin.cli import build, up
-from sparkpin.cli.choose import choose_recipe
 from sparkpin.core.errors import DiskError, InputError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.distribute import digests
@@ -46,7 +45,7 @@ class Chain:
         for release in wanted:
             self.smoke(release, release.stage)
 
-    def smoke_release(self, paths: Paths, release: Release, *, load: bool, machines: None, stays: bool) -> None:
+    def smoke_release(self, paths: Paths, release: Release, *, stays: bool) -> None:
         assert stays
         self.running = release.tag
         if self.error:
@@ -94,11 +93,10 @@ def chain(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cha
     }
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(up, name, stand_in)
-    monkeypatch.setattr(Paths, "from_env", lambda: paths)
     monkeypatch.setattr(up.preflight, "missing", lambda *_, **__: [])
     monkeypatch.setattr(up.current, "promote", found.promote)
     monkeypatch.setattr(up.service, "stop", found.stop)
-    monkeypatch.setattr(up.serving, "serve_release", lambda recipe: found.happened.append(f"serve {recipe}"))
+    monkeypatch.setattr(up.serving, "serve_release", lambda _, recipe: found.happened.append(f"serve {recipe}"))
     return found
 
 
@@ -115,10 +113,10 @@ def chain(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cha
 def test_what_is_tested_and_that_a_second_run_tests_nothing(
     chain: Chain, options: dict[str, bool], happened: list[str]
 ) -> None:
-    up.up(recipe=RECIPE, **options)
+    up.up(chain.records.paths, recipe=RECIPE, **options)
     assert chain.happened == happened
     chain.happened.clear()
-    up.up(recipe=RECIPE, **options)
+    up.up(chain.records.paths, recipe=RECIPE, **options)
     assert chain.happened == [one for one in happened if one.startswith("serve")], "what runs already is left alone"
 
 
@@ -131,7 +129,7 @@ def test_an_end_that_fails_or_cannot_be_compared_is_neither_current_nor_served(
     chain.broken = (broken,)
     for _ in range(2):
         with pytest.raises(SmokeError):  # the exit code of `up`
-            up.up(recipe=RECIPE, serve=True)
+            up.up(chain.records.paths, recipe=RECIPE, serve=True)
         assert chain.records.current_tag(RECIPE) is None and chain.running is None
     assert chain.happened == ["v2", "v2-tq as served", "stop", *again], "one that has failed is tested again"
 
@@ -139,14 +137,14 @@ def test_an_end_that_fails_or_cannot_be_compared_is_neither_current_nor_served(
 def test_a_test_that_is_broken_off_leaves_no_server(chain: Chain) -> None:
     chain.error = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
-        up.up(recipe=RECIPE, serve=True)
+        up.up(chain.records.paths, recipe=RECIPE, serve=True)
     assert chain.happened == ["v2", "stop"] and not chain.records.get(chain.made[-1].tag).smoke
 
 
 def test_a_server_that_runs_is_left_alone_until_the_end_has_passed_beside_it(chain: Chain) -> None:
     chain.running, chain.broken = chain.made[-1].tag, ("v2-tq",)
     with pytest.raises(SmokeError):
-        up.up(recipe=RECIPE, serve=True)
+        up.up(chain.records.paths, recipe=RECIPE, serve=True)
     assert chain.happened == ["v2", "v2-tq"] and chain.running
 
 
@@ -158,7 +156,7 @@ def test_an_end_that_takes_several_servers_is_tested_by_its_own(chain: Chain, se
     else:
         end = dataclasses.replace(end, demands=end.demands.model_copy(update={"draft_lengths": (0,)}))
     chain.records.save(end)
-    up.up(recipe=RECIPE, serve=True)
+    up.up(chain.records.paths, recipe=RECIPE, serve=True)
     assert chain.happened == ["v2", "v2-tq", "promote v2-tq", f"serve {RECIPE}"]
 
 
@@ -166,7 +164,7 @@ def test_another_release_that_is_current_is_not_replaced(chain: Chain) -> None:
     other = made_releases.release(9, stage="v2-tq", recipe=RECIPE, smoke={"passed": True, "checks": []})
     chain.records.save(other)
     chain.records.point(other)
-    up.up(recipe=RECIPE, serve=True)
+    up.up(chain.records.paths, recipe=RECIPE, serve=True)
     assert chain.records.current_tag(RECIPE) == other.tag
     assert chain.happened == ["v2", "v2-tq", f"serve {RECIPE}"]
 
@@ -193,18 +191,6 @@ def test_a_download_that_does_not_fit_is_an_error_before_anything_is_asked(
     with pytest.raises(DiskError):
         up.model_download(plan, dry_run=False)
     assert up.model_download(plan, dry_run=True) is needs
-
-
-def test_a_file_in_place_of_a_recipe_s_name_is_to_be_imported(project: Path, tmp_path: Path) -> None:
-    paths, foreign = Paths(project, tmp_path / "cache", tmp_path / "home"), tmp_path / "their.yaml"
-    foreign.write_text("model: a/b\n")
-    for file, step in (
-        (foreign, f"recipe import {foreign}"),
-        (project / f"recipes/{RECIPE}.yaml", f"--recipe {RECIPE}"),
-    ):
-        with pytest.raises(InputError) as caught:
-            choose_recipe(paths, str(file), None)
-        assert step in caught.value.next_step
 
 
 def test_other_bytes_than_published_are_a_warning_and_other_pins_are_none(

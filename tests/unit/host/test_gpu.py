@@ -45,10 +45,10 @@ def test_what_is_read_of_a_spark(version: str, by_cdi: bool, tmp_path: Path, mon
     }
     monkeypatch.setattr(machine, "ROOT", root_with(tmp_path, files))
     monkeypatch.setattr(machine, "output", lambda argv: GB10 if argv == machine.QUERY else None)
-    seen = read_gpu_facts({"ServerVersion": version, "Runtimes": {"runc": {}}})
+    seen = read_gpu_facts({"ServerVersion": version, "Runtimes": {"runc": {}}}, machine.read_gpus())
     assert (seen.gpus, seen.driver) == ((dataclasses.replace(SPARK.gpus[0], utilization=0),), "580.159.04")
     assert ("CDI" in seen.ways) == by_cdi and "the runtime nvidia" not in seen.ways
-    assert "the runtime nvidia" in read_gpu_facts({"Runtimes": {"nvidia": {}}}).ways
+    assert "the runtime nvidia" in read_gpu_facts({"Runtimes": {"nvidia": {}}}, ()).ways
 
 
 def test_the_cuda_release_of_each_stack_is_that_of_its_lock() -> None:

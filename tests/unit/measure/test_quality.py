@@ -425,9 +425,9 @@ def test_what_promote_refuses_becomes_current_in_no_other_way(
     commands_up.first_is_current(paths, ours)
     assert "is not current" in (told := capsys.readouterr()).out + told.err
     with pytest.raises(QualityError, match="kl: MORE"):
-        commands_releases.promote(ours.tag, accept_loss="  ")
+        commands_releases.promote(paths, ours.tag, accept_loss="  ")
     with pytest.raises(InputError, match="not of other"):
-        commands_releases.promote(ours.tag, recipe="other")
+        commands_releases.promote(paths, ours.tag, recipe="other")
     assert Releases(paths).current("tiny") is None
     where.write_text("{")
     assert isinstance(quality_gate.refusal(paths, ours), ManifestError)

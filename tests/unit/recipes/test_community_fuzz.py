@@ -150,7 +150,7 @@ def trial(paths: Paths, text: str, out: pytest.CaptureFixture[str]) -> str:
             read = recipe.load(path)
             said = "\n".join(map(str, check.foreign_findings(paths.project, read, stack)))
             assert len(said) < 100_000
-            tasks.recipe_import(paths, str(path), lock=False)
+            tasks.recipe_import(paths, str(path), no_lock=True)
         assert "\x1b" not in out.readouterr().out
         back = manifests.load_recipe(paths.project, "r")
         model, rendered = adopt.as_served(read)

@@ -101,7 +101,7 @@ def test_a_mod_with_a_line_end_sets_no_variable(
 ) -> None:
     hostile = "x\nenv:\n  LD_PRELOAD: /tmp/x.so\n#"
     value = V1 | {"mods": [hostile], "container": hostile, hostile: 1, "build_args": [hostile]}
-    tasks.recipe_import(paths, written(tmp_path, value), lock=False)
+    tasks.recipe_import(paths, written(tmp_path, value), no_lock=True)
     assert manifests.load_recipe(paths.project, "some-recipe").env == {
         "VLLM_MARLIN_USE_ATOMIC_ADD": "1",
         "J": '{"a": 1}',
@@ -114,7 +114,7 @@ def test_a_mod_with_a_line_end_sets_no_variable(
 def test_a_variable_whose_name_is_a_script(paths: Paths, tmp_path: Path, name: str) -> None:
     for value in (V1 | {"env": {name: "1"}}, V2 | {"env": {name: "1"}}):
         with pytest.raises(ManifestError):
-            tasks.recipe_import(paths, written(tmp_path, value), lock=False)
+            tasks.recipe_import(paths, written(tmp_path, value), no_lock=True)
     for form in ("v1", "v2"):
         with pytest.raises(ManifestError):
             export.export(exported({name: "1"}), form)  # type: ignore[arg-type]
@@ -199,7 +199,7 @@ def test_models_that_are_no_repository(paths: Paths, tmp_path: Path, model: str)
     (line,) = errors(tmp_path, model=model)
     assert line.startswith("error: model: ")
     with pytest.raises(ManifestError):
-        tasks.recipe_import(paths, written(tmp_path, V2 | {"model": model}), lock=False)
+        tasks.recipe_import(paths, written(tmp_path, V2 | {"model": model}), no_lock=True)
 
 
 @pytest.mark.parametrize("model", ['{"a": 1}', '["a"]', "1"])
@@ -209,7 +209,7 @@ def test_a_draft_model_that_is_no_text(
     flag = f"""--speculative-config '{{"model": {model}, "method": "eagle3"}}'"""
     file = written(tmp_path, V2 | {"command": f"vllm serve {{model}} {flag}", "defaults": {}})
     for what in ([file], [file, "scripted-tiny"]):  # one alone, and several of which one is ours
-        assert not tasks.recipe_check(paths, what)
+        assert tasks.recipe_check(paths, what)
     assert "--speculative-config" in capsys.readouterr().out
     for task in (tasks.recipe_import, tasks.recipe_show):
         with pytest.raises(ManifestError) as caught:
@@ -221,7 +221,7 @@ def test_a_draft_model_that_is_no_text(
 def test_a_mod_whose_name_no_file_can_have(paths: Paths, tmp_path: Path, name: str) -> None:
     file = written(tmp_path, V1 | {"mods": [name]})
     tasks.recipe_check(paths, [file])
-    tasks.recipe_import(paths, file, lock=False)
+    tasks.recipe_import(paths, file, no_lock=True)
     assert "mods" not in yaml.safe_load((paths.project / "recipes/some-recipe.yaml").read_text())
 
 
@@ -253,7 +253,7 @@ def test_what_makes_embeddings_or_scores_is_refused(paths: Paths, tmp_path: Path
     assert errors(tmp_path, **value)
     assert not errors(tmp_path, command="vllm serve {model} --runner generate", defaults={}, model="a/embedded-coder")
     with pytest.raises(ManifestError) as caught:
-        tasks.recipe_import(paths, written(tmp_path, value), lock=False)
+        tasks.recipe_import(paths, written(tmp_path, value), no_lock=True)
     assert caught.value.next_step
 
 

@@ -5,6 +5,8 @@ Others' recipes are no part of the repository: they are read beside it, in ../sh
 
 from __future__ import annotations
 
+import contextlib
+import io
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +69,13 @@ V2 = {
 
 def imported(paths: Paths, path: Path) -> object:
     """Whether it can be taken over, and its errors; why not, where it is refused."""
+    told = io.StringIO()
     try:
-        found = tasks.recipe_import(paths, str(path), dry_run=True)
+        with contextlib.redirect_stdout(told):
+            tasks.recipe_import(paths, str(path), dry_run=True)
     except SparkpinError as error:
         return type(error)
-    return [one.text for one in found if one.severity == "error"]
+    return [line for line in told.getvalue().splitlines() if line.startswith("  error: ")]
 
 
 def words_of(command: str, env: dict[str, str]) -> list[str]:

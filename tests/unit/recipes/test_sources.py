@@ -191,9 +191,9 @@ def test_a_folder_is_served_and_its_repository_is_named(paths: Paths, tmp_path: 
     file = tmp_path / "run.sh"
     file.write_text("docker run -v /m:/m vllm/vllm-openai --model /m/x --gpu-memory-utilization 0.7\n")
     with pytest.raises(ManifestError) as caught:
-        tasks.recipe_import(paths, str(file), lock=False)
+        tasks.recipe_import(paths, str(file), no_lock=True)
     assert "--model" in caught.value.next_step
-    assert not tasks.recipe_import(paths, str(file), lock=False, model="a/b")
+    assert not tasks.recipe_import(paths, str(file), no_lock=True, model="a/b")
     assert manifests.load_recipe(paths.project, "run").model == "a/b"
 
 

@@ -19,7 +19,6 @@ from report_samples import HOST, HOSTILE, Made, benched, comparison, figure
 from report_samples import made as made
 
 from sparkpin.cli import report as tasks
-from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.measure.bench import record as bench
 from sparkpin.releases import quality_record as quality
@@ -132,7 +131,7 @@ def test_damaged_records_are_named(made: Made, copied: Paths, capsys: pytest.Cap
     assert {items[first.tag].speed.text, items[second.tag].quality.text} == {"record damaged"}
     for release in made[1]:
         records.record_path(release).write_text("{")
-    tasks.report(recipe=None, out="", markdown=True)
+    tasks.report(copied, markdown=True)
     seen = capsys.readouterr()
     assert all(f"{release.name}.json" in seen.err for release in made[1]) and ".json" not in seen.out
 
@@ -203,20 +202,16 @@ def test_a_loss_is_drawn_against_its_limit() -> None:
         assert (bar.value, bar.low, bar.high) == pytest.approx((0.5, low, high))
 
 
-def test_the_task_writes_a_file_and_overwrites_its_own_only(made: Made, copied: Paths, tmp_path: Path) -> None:
-    page, table = tmp_path / "page.html", tmp_path / "table.md"
-    for _ in range(2):
-        tasks.report(recipe=None, out=str(page), markdown=False)
-    tasks.report(recipe=None, out=str(table), markdown=True)
-    assert page.read_text().startswith("<!doctype html>") and "| release | state |" in table.read_text()
-    for path, as_table in ((table, False), (table, True), (page, True)):
-        before = path.read_bytes()
-        with pytest.raises(InputError):
-            tasks.report(recipe=None, out=str(path), markdown=as_table)
-        assert path.read_bytes() == before
+def test_one_recipe_s_page_does_not_take_the_place_of_all(
+    made: Made, copied: Paths, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe = made[1][0].recipe
-    tasks.report(recipe=recipe, out="", markdown=False)
-    assert (copied.home / f"report-{recipe}.html").is_file()
+    for asked, name in ((None, "report.html"), (recipe, f"report-{recipe}.html")):
+        tasks.report(copied, recipe=asked)
+        assert (copied.home / name).read_text().startswith("<!doctype html>")
+    capsys.readouterr()
+    tasks.report(copied, markdown=True)
+    assert "| release | state |" in capsys.readouterr().out
 
 
 def test_words_in_drawings_are_escaped() -> None:

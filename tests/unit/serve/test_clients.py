@@ -18,11 +18,14 @@ from places import DATA, PROJECT
 from sparkpin.cli import client
 from sparkpin.cli.line import TaskParser
 from sparkpin.core.errors import InputError
+from sparkpin.core.paths import Paths
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import Family
 from sparkpin.pins.vllm_command import family_of
 from sparkpin.serve.client_facts import ServerFacts, facts_of
 from sparkpin.serve.client_formats import CLIENTS, found_here
+
+PATHS = Paths(PROJECT, Path("cache"), Path("home"))
 
 SCHEMAS = DATA / "clients"
 
@@ -150,7 +153,7 @@ def test_tools_of_this_machine(
         (tmp_path / name).touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert found_here() == ["llm", "opencode"]
-    client.client("")
+    client.client(PATHS)
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
     assert names[:2] == ["llm", "opencode"] and sorted(names) == sorted(CLIENTS)
 
@@ -200,7 +203,7 @@ def test_what_is_printed_for_a_server(monkeypatch: pytest.MonkeyPatch, capsys: p
         return said("--max-model-len", "2048")
 
     monkeypatch.setattr(client, "facts_of_server", found)
-    client.client("opencode", recipe="scripted-tiny", url="http://spark.local:9000", key_env="KEY")
+    client.client(PATHS, "opencode", recipe="scripted-tiny", url="http://spark.local:9000", key_env="KEY")
     assert asked == ["scripted-tiny", {"url": "http://spark.local:9000", "key": "KEY"}]
     printed = capsys.readouterr()
     assert checked("opencode", printed.out)["provider"]["sparkpin"]["options"]["baseURL"] == URL
@@ -209,7 +212,7 @@ def test_what_is_printed_for_a_server(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 def test_a_key_is_not_taken_for_the_name_of_a_variable() -> None:
     with pytest.raises(InputError):
-        client.client("openai", key_env="sk-123")
+        client.client(PATHS, "openai", key_env="sk-123")
 
 
 def test_every_recipe_has_a_family() -> None:

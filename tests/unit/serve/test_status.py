@@ -14,8 +14,7 @@ import pytest
 from certificates import certificate
 from evidence_samples import PROJECT
 
-from sparkpin.cli import status as commands_status
-from sparkpin.core.errors import DownError, EngineError, InputError
+from sparkpin.core.errors import EngineError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.serve import keys, status
 from sparkpin.serve.address import Address, AddressOptions
@@ -101,22 +100,3 @@ def test_the_unit_of_another_folder_s_project_names_it(
         text = capsys.readouterr().out
         assert '"--port" "8123"' in text, "as `stop` left it"
         assert (f'SPARKPIN_PROJECT={project}"' in text) == named == ('/bin/sparkpin" serve' in text)
-
-
-@pytest.mark.parametrize("fault", [DownError("down"), EngineError("no engine answers")])
-def test_watching_goes_on_when_a_server_or_the_engine_is_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
-) -> None:
-    looks: list[Exception] = [fault, KeyboardInterrupt()]  # type: ignore[list-item]
-
-    def look(*_: object, **__: object) -> None:
-        raise looks.pop(0)
-
-    monkeypatch.setattr(commands_status, "engine_of", lambda _: None)
-    monkeypatch.setattr(commands_status.serving, "status", look)
-    monkeypatch.setattr(commands_status.time, "sleep", lambda _: None)
-    commands_status.status(watch=1)
-    assert looks == []
-    looks.append(fault)
-    with pytest.raises(type(fault)):
-        commands_status.status()

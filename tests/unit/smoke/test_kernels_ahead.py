@@ -236,7 +236,7 @@ def test_what_else_may_come_of_it(
 @pytest.mark.parametrize("options", [{}, {"tag": "v2", "inspect": True}, {"tag": "v2", "load": True}], ids=str)
 def test_kernels_are_of_one_release_and_nothing_else_is_done(options: dict[str, Any]) -> None:
     with pytest.raises(InputError):
-        smoke(kernels=True, **options)
+        smoke(Paths.from_env(), kernels=True, **options)
 
 
 def test_a_release_without_kernels_has_nothing_to_compare(site: Paths) -> None:

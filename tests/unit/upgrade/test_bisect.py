@@ -57,7 +57,7 @@ def paths(home: Ends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
 
 
 def search(home: Ends, check: str = LENGTH) -> None:
-    bisect.bisect(good=home[1].tag, bad=home[2].tag, check=check, serve=False)
+    bisect.bisect(Paths.from_env(), good=home[1].tag, bad=home[2].tag, check=check, serve=False)
 
 
 def trials_of(paths: Paths) -> list[Trial]:

@@ -46,11 +46,10 @@ STEPS = ("build", "inspect", "smoke", "quality", "speed")
 
 @dataclass(frozen=True)
 class Asked:
-    """what, hold: see `lock_newer`; quick: fewer texts, questions and cells; apply: promote it and write the locks."""
+    """what, hold: see `lock_newer`; apply: promote it and write the locks."""
 
     what: What
     hold: int
-    quick: bool
     apply: bool
 
 
@@ -80,7 +79,7 @@ def bump(paths: Paths, current: Release, asked: Asked, commands: Commands) -> No
                 write_locks(paths, there, locks)
             return
         show("\n  ".join([f"newer for {current.tag}:", *map(printable, changes)]))
-        folder = root / manifests.digest_of([current.key, new.key, asked.quick])[:12]
+        folder = root / manifests.digest_of([current.key, new.key])[:12]
         fresh = fresh.model_copy(update={"changes": tuple(changes), "release": new.tag})
         candidate = Candidate(there, engine_of(paths), current, pairings, commands)
         known = record.read(folder)
