@@ -27,7 +27,7 @@ from typed import typed
 from wheelhouse import Index, make_wheel
 
 from sparkpin.build.pair import Pairing
-from sparkpin.cli import bump as task
+from sparkpin.cli import upgrade as task
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import stack as lock_module
 from sparkpin.fetch.stack import lock_stack

@@ -11,8 +11,7 @@ from sparkpin.build.pair import Pairing, pair, require_model_fits
 from sparkpin.build.rootfs import native_stack
 from sparkpin.checkpoint.steps import all_steps, checkpoint_steps, lock_for, require
 from sparkpin.cli.notes import notes_of, report
-from sparkpin.cli.options import Recipe, Stack, Stage
-from sparkpin.cli.tasks import task
+from sparkpin.cli.tasks import Recipe, Stack, Stage, task
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from sparkpin.cli.options import Authority
-from sparkpin.cli.tasks import task
+from sparkpin.cli.tasks import Authority, task
 from sparkpin.core.errors import InputError
 from sparkpin.core.files import atomic_folder, output_file
 from sparkpin.core.paths import Paths

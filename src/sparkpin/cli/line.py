@@ -62,13 +62,9 @@ class TaskParser(Parser):
         parameters = dict(inspect.signature(self.body).parameters)
         self.takes_paths = parameters.pop("paths", None) is not None
         self.arguments = [self.add_parameter(one, *get_args(types[name])) for name, one in parameters.items()]
-        usage = [self.prog]
-        for one in self.arguments:
-            if one.required:
-                usage.append(" ".join([*one.option_strings[-1:], str(one.metavar)]))
-            elif not one.option_strings:
-                usage.append(f"[{one.metavar}]")
-        self.usage = " ".join([*usage, "[options]"])
+        usage = [" ".join([*one.option_strings[-1:], str(one.metavar)]) for one in self.arguments if one.required]
+        usage += [f"[{one.metavar}]" for one in self.arguments if not (one.required or one.option_strings)]
+        self.usage = " ".join([self.prog, *usage, "[options]"])
 
     def add_parameter(
         self, parameter: inspect.Parameter, kind: Any, text: str, metavar: str | None = None

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from sparkpin.build.consistent import require_consistent
 from sparkpin.build.pair import Pairing, require_model_fits
 from sparkpin.cli.tables import tables
 from sparkpin.core import terminal
-from sparkpin.core.errors import SmokeError
+from sparkpin.core.errors import InputError, SmokeError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import show
+from sparkpin.core.terminal import say, show
+from sparkpin.host.engine import Engine
 from sparkpin.pins.mods import templates_of
 from sparkpin.pins.vllm_command import overruled
 from sparkpin.releases.record import Release, Releases
-from sparkpin.releases.runs_here import with_others
+from sparkpin.releases.runs_here import obstacle, with_others
 
 
 def notes_of(paths: Paths, pairing: Pairing) -> list[str]:
@@ -39,6 +41,17 @@ def how_to_carry(records: Releases, release: Release) -> str:
     step = f"invoke export {release.tag} {release.name}.tar, and there invoke import and invoke smoke"
     make = f"invoke reproduce {release.tag} --keep (makes its checkpoint), then "
     return ("" if records.checkpoint(release).is_dir() else make) + (with_others(records.paths, release) or step)
+
+
+def require_runnable(paths: Paths, engine: Engine, release: Release, *, nodes: int | None = None) -> None:
+    """InputError where no server of a release can run here, with `nodes` of its machines. What is not its record's is
+    refused, and what has not passed is told."""
+    if why := obstacle(paths, engine, release, nodes=nodes):
+        step = f"where it can run: {how_to_carry(Releases(paths), release)}"
+        raise InputError(f"{release.tag} cannot be served here: {why}", next_step=step)
+    if not release.smoke_passed:
+        say(f"warning: {release.tag} is {release.state}: no smoke test stands behind its answers")
+    require_consistent(paths, release)
 
 
 def report(paths: Paths, made: tuple[Release, ...], *, smoked: bool = True, serves: bool = False) -> None:

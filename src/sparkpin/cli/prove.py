@@ -11,8 +11,7 @@ from typing import Annotated
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.cli.choose import current_of
-from sparkpin.cli.options import Json, KnownRecipe
-from sparkpin.cli.tasks import task
+from sparkpin.cli.tasks import Json, KnownRecipe, task
 from sparkpin.core import terminal
 from sparkpin.core.errors import CorruptionError, InputError, SmokeError, UntoldError
 from sparkpin.core.paths import Paths

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from typing import Annotated
 
-from sparkpin.cli.options import DryRun
 from sparkpin.cli.tables import tables
-from sparkpin.cli.tasks import task
+from sparkpin.cli.tasks import DryRun, task
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import count, printable, show
 from sparkpin.host.engine import engine_of

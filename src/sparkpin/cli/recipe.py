@@ -12,8 +12,7 @@ from typing import Annotated, Any
 
 from sparkpin.build.pair import pair
 from sparkpin.checkpoint.write import checkpoint_folder
-from sparkpin.cli.options import DryRun, Json
-from sparkpin.cli.tasks import task
+from sparkpin.cli.tasks import DryRun, Json, task
 from sparkpin.core import files
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
@@ -98,8 +97,7 @@ def subjects(what: Sequence[str]) -> list[str]:
 
 
 def first_error(checked: check.CheckedRecipe) -> str:
-    errors = [f"{one.key}: {one.text}" for one in checked.errors]
-    return " ".join([*errors[:1], *([f"(+{len(errors) - 1})"] if errors[1:] else [])])
+    return next((f"{one.key}: {one.text}" for one in checked.errors), "")
 
 
 def report_check(checked: check.CheckedRecipe) -> None:
@@ -200,14 +198,10 @@ def pin_of(paths: Paths, repo: str, revision: str) -> tuple[schema.ModelPin, Pat
 
 def commit_of(paths: Paths, pin: schema.ModelPin, *, lock: bool) -> str:
     """Of the lock that is there, or is made."""
-    try:
-        if manifests.model_lock_file(paths.project, pin.name).is_file():
-            return manifests.load_model_lock(paths.project, pin).repositories[pin.base].revision
-        if lock:
-            return lock_model.lock_model(paths, pin.name).repositories[pin.base].revision
-    except SparkpinError as error:
-        error.next_step = f"{error.next_step}; or the same with --no-lock, and `invoke lock` later".removeprefix("; ")
-        raise
+    if manifests.model_lock_file(paths.project, pin.name).is_file():
+        return manifests.load_model_lock(paths.project, pin).repositories[pin.base].revision
+    if lock:
+        return lock_model.lock_model(paths, pin.name).repositories[pin.base].revision
     return pin.repositories[pin.base].revision
 
 

@@ -7,8 +7,7 @@ from functools import partial
 from typing import Annotated
 
 from sparkpin.cli import tables
-from sparkpin.cli.options import Json, KnownRecipe
-from sparkpin.cli.tasks import task
+from sparkpin.cli.tasks import Json, KnownRecipe, task
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths

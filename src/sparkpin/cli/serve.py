@@ -1,28 +1,33 @@
-"""`invoke serve`, `stop`."""
+"""`invoke serve`, `stop` and `client`: a release answers, and tools are told how to reach it."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import contextlib
+import json
+from typing import Annotated, Literal
 
-from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import checkpoint_of
 from sparkpin.cli.choose import current_of
-from sparkpin.cli.client import told_context
-from sparkpin.cli.notes import how_to_carry
-from sparkpin.cli.options import KnownRecipe, Link, Machines, SharedLink
-from sparkpin.cli.tasks import task
-from sparkpin.core.errors import InputError
+from sparkpin.cli.notes import require_runnable
+from sparkpin.cli.tasks import KnownRecipe, Link, Machines, ServedRecipe, SharedLink, task
+from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import say, show
+from sparkpin.core.terminal import say, show, table
 from sparkpin.host.engine import engine_of
-from sparkpin.releases.record import Releases
-from sparkpin.releases.runs_here import obstacle, uses_gpu
-from sparkpin.serve import nodes, service
+from sparkpin.pins import manifests
+from sparkpin.pins.vllm_command import family_of
+from sparkpin.releases.kept_inputs import project_of
+from sparkpin.releases.record import Release, Releases
+from sparkpin.releases.runs_here import uses_gpu
+from sparkpin.serve import keys, nodes, served, service
 from sparkpin.serve import status as serving_tasks
 from sparkpin.serve.address import UNCHANGED, AddressOptions
+from sparkpin.serve.client_facts import ServerFacts, facts_of
+from sparkpin.serve.client_formats import CLIENTS, found_here
 from sparkpin.serve.nodes import NodesOptions
-from sparkpin.serve.served import FRONT, address_of, find
+from sparkpin.serve.status import service_of
 from sparkpin.serve.waiting import Detached
+from sparkpin.smoke.replies import Fault
 from sparkpin.smoke.server import clear_leftovers
 
 ANYWHERE = NodesOptions()
@@ -73,22 +78,17 @@ def serve_release(
     """By default the recipe's current one. drain: as of `service.start`."""
     chosen = Releases(paths).get(release, recipe) if release else current_of(paths, recipe)
     engine = engine_of(paths)
-    if why := obstacle(paths, engine, chosen, nodes=1):
-        step = f"where it can run: {how_to_carry(Releases(paths), chosen)}"
-        raise InputError(f"{chosen.tag} cannot be served here: {why}", next_step=step)
-    if not chosen.smoke_passed:
-        say(f"warning: {chosen.tag} is {chosen.state}: no smoke test stands behind its answers")
-    require_consistent(paths, chosen)
+    require_runnable(paths, engine, chosen, nodes=1)
     clear_leftovers(paths, engine)  # a killed smoke test's server has the memory that this one needs
     gpus, checkpoint = uses_gpu(paths, chosen), checkpoint_of(paths, chosen)
     try:
-        served = service.start(paths, engine, chosen, checkpoint, options=options, gpus=gpus, drain=drain, where=where)
+        made = service.start(paths, engine, chosen, checkpoint, options=options, gpus=gpus, drain=drain, where=where)
     except Detached as detached:
         show(f"detached: {detached}\nnext: invoke status, invoke logs --follow")
         return
-    address, context = address_of(find(engine, served.container + FRONT)), told_context(paths, served, chosen)
-    cert = address.cert if address else ""
-    for line in serving_tasks.told(paths, served, cert, context, scripted=chosen.demands.scripted):
+    address = served.address_of(served.find(engine, made.container + served.FRONT))
+    cert, context = address.cert if address else "", told_context(paths, made, chosen)
+    for line in serving_tasks.told(paths, made, cert, context, scripted=chosen.demands.scripted):
         show(line)
 
 
@@ -102,3 +102,81 @@ def stop(
         clear_leftovers(paths, engine, [machine.engine for machine in machines])
     stopped = service.stop(paths, engine, recipe)
     show("\n".join(f"stopped {name}" for name in stopped) or "nothing is served")
+
+
+Tool = Literal["", "claude", "cline", "codex", "continue", "litellm", "llm", "open-webui", "openai", "opencode"]
+
+
+@task("serve")
+def client(
+    paths: Paths,
+    tool: Annotated[Tool, "one of claude, cline, codex, continue, ... (default: list them)", "TOOL"] = "",
+    *,
+    recipe: ServedRecipe = None,
+    url: Annotated[str, "the server's URL for the client, such as http://spark.local:8000 (default: as here)"] = "",
+    key_env: Annotated[str, "environment variable that holds the API key at the client (default: none)", "NAME"] = "",
+) -> None:
+    """Print a configuration for a tool, or list the tools.
+
+    invoke client claude --key-env SPARKPIN_API_KEY
+    """
+    if not tool:
+        return list_tools()
+    if key_env and not key_env.isidentifier():
+        cause = f"--key-env: got {key_env!r}, expected the name of a variable of the environment"
+        raise InputError(cause, next_step="--key-env SPARKPIN_API_KEY: the key itself belongs into no configuration")
+    chosen, facts = CLIENTS[tool], facts_of_server(paths, recipe, url=url, key=key_env)
+    if chosen.too_long_for(facts):
+        say(
+            f"warning: a context of {facts.context:,} tokens is too short for {tool}: its own instructions and tools "
+            f"take about {chosen.prompt:,}, an answer up to {facts.output:,} (a larger max_model_len in the recipe)"
+        )
+    if facts.url.startswith("https:"):
+        say(f"note: a certificate that no authority signed: its file belongs into {chosen.trust}")
+    say(f"note: {f'goes into {chosen.file}; then' if chosen.file else 'lines for a shell'}: {chosen.use}")
+    show(chosen.write(facts))
+
+
+def list_tools() -> None:
+    """Those that are found on this machine first."""
+    here = found_here()
+    names = [*here, *(name for name in CLIENTS if name not in here)]
+    rows = [("here" * (name in here), CLIENTS[name].file or "lines for a shell", CLIENTS[name].use) for name in names]
+    table(("tool", "found", "file", "then"), [(name, *row) for name, row in zip(names, rows, strict=True)])
+    say(f"next: invoke client {here[0] if here else 'TOOL'}")
+
+
+def facts_of_server(paths: Paths, recipe: str | None, *, url: str = "", key: str = "") -> ServerFacts:
+    """Of the running server of `recipe`, or of the only one. InputError where there is none."""
+    engine = engine_of(paths)
+    container = service_of(paths, engine, recipe)
+    found = served.describe(container, served.front_of(engine, container))
+    release, file = Releases(paths).get(found.release), keys.path_of(paths, found.recipe)
+    if found.key and not key:
+        where = f", as after: export SPARKPIN_API_KEY=$(cat {file})" if file.is_file() else ""
+        say(f"note: {found.recipe} requires an API key: --key-env SPARKPIN_API_KEY names the variable of it{where}")
+    family = None
+    with contextlib.suppress(SparkpinError), project_of(paths, release) as project:  # which may be nowhere any more
+        family = family_of(manifests.load_families(paths.project), manifests.load_recipe(project, release.recipe).model)
+    return facts_of(
+        release.argv,
+        family,
+        url=url or found.url,
+        label=found.recipe,
+        origin=release.tag,
+        context=told_context(paths, found, release),
+        key=key,
+    )
+
+
+def told_context(paths: Paths, found: served.Served, release: Release) -> int | None:
+    """Tokens, from the server's list of models, which knows what `--max-model-len auto` came to; None where it does
+    not say."""
+    with (
+        served.client_of(found, service.key_of(paths, release, found.host)) as asked,
+        contextlib.suppress(Fault, ValueError, KeyError, TypeError),
+    ):
+        for entry in json.loads(asked.get("/v1/models").body)["data"]:
+            if entry["id"] == found.model:
+                return int(entry["max_model_len"])
+    return None

@@ -11,8 +11,7 @@ from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import checkpoint_of
 from sparkpin.cli.choose import require_recipe
 from sparkpin.cli.notes import report
-from sparkpin.cli.options import Json, Link, Machines, SharedLink
-from sparkpin.cli.tasks import task
+from sparkpin.cli.tasks import Json, Link, Machines, SharedLink, task
 from sparkpin.core.errors import InputError, InspectionError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show, show_json

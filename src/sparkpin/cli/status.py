@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from sparkpin.cli.options import Json, ServedRecipe
-from sparkpin.cli.tasks import task
+from sparkpin.cli.tasks import Json, ServedRecipe, task
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import engine_of
 from sparkpin.serve import status as serving

@@ -15,9 +15,8 @@ from sparkpin.build.make import at_work
 from sparkpin.cli import serve as serving
 from sparkpin.cli.build import BuildPlan, carry_out, plan_of
 from sparkpin.cli.notes import report
-from sparkpin.cli.options import Authority, DryRun, Recipe, Stack, Stage
 from sparkpin.cli.smoke import smoke_release, smoke_releases
-from sparkpin.cli.tasks import task
+from sparkpin.cli.tasks import Authority, DryRun, Recipe, Stack, Stage, task
 from sparkpin.core.errors import DiskError, InputError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import count, say, show, size

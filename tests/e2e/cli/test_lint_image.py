@@ -8,7 +8,7 @@ from in_container import output_of
 from places import PROJECT
 
 from sparkpin.build.pair import pair
-from sparkpin.cli import lint
+from sparkpin.cli import developer
 from sparkpin.host.engine import Engine
 from sparkpin.pins.values import SECRET_NAME
 
@@ -24,8 +24,8 @@ def test_the_last_image_of_the_chain_holds_no_credentials_and_does_not_run_as_ro
     assert image, "invoke build makes it"
     assert image.config["User"] == "10001:10001"
     assert not [name for line in image.config["Env"] if SECRET_NAME.search(name := line.partition("=")[0])]
-    assert list(lint.secrets("config", json.dumps(image.config))) == []
-    assert list(lint.secrets("history", json.dumps(engine.client.api.history(ref)))) == []
+    assert list(developer.secrets("config", json.dumps(image.config))) == []
+    assert list(developer.secrets("history", json.dumps(engine.client.api.history(ref)))) == []
     command = ["-c", "find / -xdev -type f -o -xdev -type d"]
     found = output_of(engine, ref, command, entrypoint="sh", user="0")
     names = [line for line in found.splitlines() if line.rpartition("/")[2] in LEFT]

@@ -16,7 +16,7 @@ import pytest
 from checkout import PROJECT
 from recorded import SITE
 
-from sparkpin.cli.bump import commands
+from sparkpin.cli.upgrade import commands
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases.record import Release, Releases

@@ -16,7 +16,7 @@ from certificates import certificate
 from heard import heard
 from watched import free_port
 
-from sparkpin.cli import client as clients
+from sparkpin.cli import serve as clients
 from sparkpin.core.errors import BusyError, InputError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine

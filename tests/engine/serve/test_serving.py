@@ -17,7 +17,7 @@ from docker.models.containers import Container
 from heard import heard
 from watched import await_start, free_port, signal_processes, until
 
-from sparkpin.cli import client as clients
+from sparkpin.cli import serve as clients
 from sparkpin.core.errors import DownError, SmokeError
 from sparkpin.host.engine import Engine
 from sparkpin.releases.container import HOME_LABEL

@@ -14,7 +14,7 @@ from private_engine import remove_built
 
 from sparkpin.build import make, rootfs
 from sparkpin.build.pair import pair
-from sparkpin.cli import bisect
+from sparkpin.cli import upgrade
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.measure import own_server as measuring
@@ -71,7 +71,7 @@ def test_two_changes_of_which_one_needs_the_other(
     """One template alone fails in the build, which is no verdict; the mod has nothing to do with it."""
     paths, good, bad = releases
     before = {path: path.read_bytes() for path in paths.project.rglob("*") if path.is_file()}
-    bisect.bisect(paths, good=good.tag, bad=bad.tag, check=CHECK, serve=False)
+    upgrade.bisect(paths, good=good.tag, bad=bad.tag, check=CHECK, serve=False)
     text = capsys.readouterr().out
     found = text[text.index("the check fails") :]
     assert [line for line in found.splitlines() if line.startswith("  ~ ")] == [

@@ -34,13 +34,3 @@ def test_each_part_has_its_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == UNIT | REAL
     with pytest.raises(InputError):
         developer.test(fast=True, all=True)
-
-
-@pytest.mark.parametrize(
-    ("codes", "select", "code"), [((0, 0), "", 0), ((1, 0), "", 1), ((5, 0), "", 5), ((5, 0), "x", 0), ((5, 5), "x", 5)]
-)
-def test_a_part_without_a_selected_test_is_no_failure(
-    monkeypatch: pytest.MonkeyPatch, codes: tuple[int, int], select: str, code: int
-) -> None:
-    monkeypatch.setattr(developer, "run_all", lambda _: list(codes))
-    assert developer.test(select=select) == code

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from checkout import PROJECT
 
-from sparkpin.cli import doctor
+from sparkpin.cli import machine as task
 from sparkpin.core.errors import HostError
 from sparkpin.core.paths import Paths
 from sparkpin.host import machine, preflight
@@ -19,13 +19,13 @@ from sparkpin.pins import manifests
 GIB = 1 << 30
 SPARK = Host(True, "aarch64", "ubuntu 24.04", ("ubuntu", "debian"), False, 121 * GIB, 112 * GIB)
 HERE = dataclasses.replace(machine.read_host(), is_spark=False)
-PLAN = SimpleNamespace(needed=105 * GIB, weights=[SimpleNamespace(stored=70 * 10**9)])
+PLAN = SimpleNamespace(weights=[SimpleNamespace(stored=70 * 10**9)])
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes seconds is made up: a plan, and what lies in the engine's folder."""
-    monkeypatch.setattr(doctor.planning, "plan_recipe", lambda *_: PLAN)
+    monkeypatch.setattr(task.planning, "plan_recipe", lambda *_: PLAN)
     monkeypatch.setattr(preflight, "size_of", lambda *_: 0)
 
 
@@ -38,7 +38,7 @@ def rows(
     paths: Paths, host: Host, recipe: str, *, is_asked: bool = True, elsewhere: str = ""
 ) -> dict[str, Requirement]:
     chosen = manifests.load_recipe(PROJECT, recipe)
-    return {one.name: one for one in doctor.rows_of_recipe(paths, host, (), elsewhere, chosen, is_asked=is_asked)}
+    return {one.name: one for one in task.rows_of_recipe(paths, host, (), elsewhere, chosen, is_asked=is_asked)}
 
 
 @pytest.mark.parametrize(
@@ -57,32 +57,14 @@ def test_machines_that_are_known_to_break(
     (tmp_path / "proc/sys/kernel/osrelease").write_text(f"{kernel}\n")
     monkeypatch.setattr(machine, "ROOT", tmp_path)
     spark = dataclasses.replace(SPARK, memory_total=memory * GIB)
-    told = list(doctor.known(spark, driver, manifests.load_known_issues(PROJECT)))
+    told = list(task.known(spark, driver, manifests.load_known_issues(PROJECT)))
     assert [one.name for one in told] == [name] * bool(name)
     assert all(one.state == "advice" and one.fix for one in told)
 
 
-@pytest.mark.parametrize(("needed", "state"), [(105, "ok"), (115, "advice")])
-def test_memory_that_is_needed_and_available(
-    needed: int, state: str, paths: Paths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(PLAN, "needed", needed * GIB)
-    row = rows(paths, SPARK, "qwen3.5-122b", is_asked=False)["memory plan"]
-    assert (row.state, bool(row.fix)) == (state, state == "advice")
-
-
-def test_no_plan_is_made_that_wants_the_network_or_is_served_elsewhere(paths: Paths) -> None:
+def test_without_a_recipe_nothing_is_asked_of_the_network_or_of_another_machine(paths: Paths) -> None:
     assert rows(paths, HERE, "scripted-tiny", is_asked=False) == {} and not paths.cache.exists()
     assert rows(paths, SPARK, "qwen3.5-122b", is_asked=False, elsewhere="spark-2") == {}
-
-
-def test_a_drafter_of_a_hub_is_told_of_a_generated_model(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "model" not in rows(paths, HERE, "scripted-drafted")  # both are generated
-    drafter = manifests.load_model(PROJECT, "qwen3.5-122b-dflash")
-    joined = manifests.load_model(PROJECT, "scripted-tiny").with_drafter(drafter)
-    monkeypatch.setattr(doctor.manifests, "model_of", lambda *_: joined)
-    row = rows(paths, HERE, "scripted-drafted")["model"]
-    assert row.state == "advice" and row.fix.startswith("invoke up --recipe")
 
 
 @pytest.mark.parametrize(("host", "short"), [(SPARK, "MISSING"), (HERE, "advice")], ids=["spark", "elsewhere"])
@@ -105,5 +87,5 @@ def test_a_spark_without_a_driver_gets_the_table_and_an_error(
     monkeypatch.setattr(machine, "read_host", lambda *_: dataclasses.replace(HERE, is_spark=True))
     monkeypatch.setattr(machine, "output", lambda argv: asked.append(argv))
     with pytest.raises(HostError, match="NVIDIA driver"):
-        doctor.doctor(Paths.from_env(PROJECT), recipe="qwen3.5-122b")
+        task.doctor(Paths.from_env(PROJECT), recipe="qwen3.5-122b")
     assert "MISSING" in capsys.readouterr().out and asked == [machine.QUERY]

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from checkout import PROJECT
 
-from sparkpin.cli import lint
+from sparkpin.cli import developer
 
 TOKEN = "hf_" + "aB3" * 12  # written so that no scanner takes this file for a leak
 
 
 @pytest.fixture
 def copy(project: Path) -> Path:
-    (project / lint.CONFIG).write_bytes((PROJECT / lint.CONFIG).read_bytes())
+    (project / developer.CONFIG).write_bytes((PROJECT / developer.CONFIG).read_bytes())
     (project / "src/sparkpin/build").mkdir(parents=True)
     (project / "src/sparkpin/build/rootfs.sh").write_bytes((PROJECT / "src/sparkpin/build/rootfs.sh").read_bytes())
     (project / "pins/stacks/spark.lock").unlink(missing_ok=True)  # one stack is enough, and sooner
@@ -26,10 +26,12 @@ def test_every_stage_is_looked_at_on_every_stack_that_has_a_lock(copy: Path) -> 
         text = (copy / f"pins/stacks/cpu.{end}").read_text()
         (copy / f"pins/stacks/other.{end}").write_text(text.replace('"stack": "cpu"', '"stack": "other"'))
     stages = {path.stem for path in (copy / "stages").glob("*.yaml")}
-    assert set(lint.rendered(copy)) >= {f"{stack}-{stage}.Dockerfile" for stack in ("cpu", "other") for stage in stages}
+    assert set(developer.rendered(copy)) >= {
+        f"{stack}-{stage}.Dockerfile" for stack in ("cpu", "other") for stage in stages
+    }
     for lock in (copy / "pins/stacks").glob("*.lock"):
         lock.unlink()
-    assert lint.lint(copy) == 1, "nothing looked at is not clean"
+    assert developer.lint(copy) == 1, "nothing looked at is not clean"
 
 
 TEMPLATE = "dockerfiles/base.Dockerfile.j2"
@@ -59,6 +61,6 @@ def test_what_is_wrong_is_found_and_no_secret_repeated(
         text = file.read_text() if file.exists() else ""
         assert old in text
         file.write_text(text.replace(old, new) if old else new)
-    assert lint.lint(copy) == 1
+    assert developer.lint(copy) == 1
     out = capsys.readouterr().out
     assert [seen for *_, seen in faults if seen not in out] == [] and TOKEN not in out and "secret@" not in out

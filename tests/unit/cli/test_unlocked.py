@@ -106,7 +106,5 @@ def test_a_dry_run_of_up_locks_nothing(copy: CheckoutHere) -> None:
 
 def test_doctor_lists_what_a_recipe_needs(copy: CheckoutHere) -> None:
     found = {row["name"]: row for row in json.loads(copy.invoke("doctor", *LARGE, "--json").stdout)["findings"]}
-    assert "not locked" in found["model"]["detail"] and "invoke up --recipe qwen3.5-122b" in found["model"]["fix"]
-    assert {"disk space", "server"} <= set(found)
-    assert "memory plan" not in found, "no server of that recipe can run here"
+    assert {"disk space", "server", "disk in all"} <= set(found) and found["server"]["state"] == "advice"
     assert copy.invoke("doctor", *LARGE, "--stack", "cpu").returncode == 2

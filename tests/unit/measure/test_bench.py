@@ -13,7 +13,7 @@ import made_releases
 import numpy
 import pytest
 
-from sparkpin.cli import bench
+from sparkpin.cli import measure as task
 from sparkpin.core.errors import InputError, ManifestError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.host.fingerprint import Fingerprint
@@ -334,14 +334,14 @@ def test_a_comparison_says_how_it_was_made(capsys: pytest.CaptureFixture[str], p
 def test_both_sides_of_a_comparison_are_asked_the_same() -> None:
     a = BenchPlan(cells(Limits(32_768, 16), BOTH), 32_768)
     b = BenchPlan(cells(Limits(4096, 4), BOTH), 4096)
-    both = bench.common([a, b])
+    both = task.common([a, b])
     assert both.context == 4096
     assert [cell.name for cell in both.cells] == [
         "Q&A", "Code", "JSON", "Math", "LongCode", "1024 x 1", "1024 x 4",
     ]  # fmt: skip
     scripted = BenchPlan(cells(Limits(4096, 4), PROMPT, whole=True), 4096)
     with pytest.raises(InputError):
-        bench.common([scripted, dataclasses.replace(scripted, cells=cells(Limits(4096, 4), PROMPT))])
+        task.common([scripted, dataclasses.replace(scripted, cells=cells(Limits(4096, 4), PROMPT))])
 
 
 def test_both_servers_are_up_only_where_both_plans_fit(monkeypatch: pytest.MonkeyPatch, paths: Paths) -> None:

@@ -22,7 +22,8 @@ from made_releases import release
 from places import DATA
 
 from benchmarks.interval_coverage import LOSSES, Loss, coverage
-from sparkpin.cli import choose, quality
+from sparkpin.cli import choose
+from sparkpin.cli import measure as task
 from sparkpin.cli import releases as commands_releases
 from sparkpin.cli import up as commands_up
 from sparkpin.core.errors import DiskError, HostError, InputError, ManifestError, QualityError
@@ -336,12 +337,12 @@ def test_a_release_is_compared_with_its_parent_stage_or_with_what_a_person_names
     base, old, parent, ours = release(1, stage="base"), release(2, stage="mtp"), release(3, stage="mtp"), release(4)
     for made in (base, old, parent, ours):
         records.save(made)
-    assert quality.chosen(paths, "tiny", ours.tag, None) == quality.Pair(ours, parent, "parent")
-    assert quality.chosen(paths, "tiny", ours.tag, old.tag) == quality.Pair(ours, old, "parent")
-    assert quality.chosen(paths, "tiny", ours.tag, "base") == quality.Pair(ours, base, "named")
+    assert task.chosen(paths, "tiny", ours.tag, None) == task.Pair(ours, parent, "parent")
+    assert task.chosen(paths, "tiny", ours.tag, old.tag) == task.Pair(ours, old, "parent")
+    assert task.chosen(paths, "tiny", ours.tag, "base") == task.Pair(ours, base, "named")
     for tag, reference in ((base.tag, None), (ours.tag, "v2"), (old.tag, None)):
         with pytest.raises(InputError):
-            quality.chosen(paths, "tiny", tag, reference)
+            task.chosen(paths, "tiny", tag, reference)
 
 
 def test_a_parent_that_passed_goes_before_a_newer_one_and_of_these_one_of_the_same_recipe(
@@ -353,11 +354,11 @@ def test_a_parent_that_passed_goes_before_a_newer_one_and_of_these_one_of_the_sa
     unlike = release(2, "passed", stage="mtp", inputs=other)
     unproven, ours = release(3, stage="mtp", inputs=same), release(4, inputs=same)
     records.save(unproven)
-    assert quality.parent_of(paths, ours) == unproven
+    assert task.parent_of(paths, ours) == unproven
     assert unproven.tag in "".join(capsys.readouterr()), "a warning"
     for better in (unlike, fits):
         records.save(better)
-        assert quality.parent_of(paths, ours) == better
+        assert task.parent_of(paths, ours) == better
     assert capsys.readouterr() == ("", "")
 
 
@@ -366,14 +367,14 @@ def test_without_a_name_it_is_the_newest_that_passed_and_has_a_parent(paths: Pat
     name = "scripted-tiny"
     own = manifests.load_recipe(paths.project, name).stage
     with pytest.raises(InputError):
-        quality.newest(paths, name)
+        task.newest(paths, name)
     unproven = release(5, recipe=name, stage=own)
     records.save(unproven)
-    assert quality.newest(paths, name) == unproven
+    assert task.newest(paths, name) == unproven
     passed = [release(day, "passed", recipe=name, stage=stage) for day, stage in ((2, "mtp"), (3, "v2"), (4, "base"))]
     for made in passed:
         records.save(made)
-    assert quality.newest(paths, name) == passed[1]
+    assert task.newest(paths, name) == passed[1]
 
 
 def limit(paths: Paths, value: float, others: str = "") -> None:

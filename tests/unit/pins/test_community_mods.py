@@ -15,7 +15,7 @@ from places import PROJECT
 
 from sparkpin.build.pair import pair
 from sparkpin.build.render import require_closed
-from sparkpin.cli import lint
+from sparkpin.cli import developer
 from sparkpin.core.errors import IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.history import sides
@@ -56,7 +56,7 @@ def test_a_recipe_has_its_templates_in_every_image(project: Path) -> None:
     assert {manifests.COMMUNITY_MODS, "pins/chat_templates/fix-one.jinja"} <= set(last.inputs)
     for image in images:
         require_closed(image.dockerfile, image.parent_ref)
-    assert lint.hadolint(PROJECT, {f"{image.stage}.Dockerfile": image.dockerfile for image in images}) == []
+    assert developer.hadolint(PROJECT, {f"{image.stage}.Dockerfile": image.dockerfile for image in images}) == []
 
 
 def test_a_path_in_a_command_is_found_in_the_images() -> None:

@@ -15,7 +15,7 @@ import yaml
 from client_samples import BARE, FULL, URL
 from places import DATA, PROJECT
 
-from sparkpin.cli import client
+from sparkpin.cli import serve as task
 from sparkpin.cli.line import TaskParser
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
@@ -153,7 +153,7 @@ def test_tools_of_this_machine(
         (tmp_path / name).touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert found_here() == ["llm", "opencode"]
-    client.client(PATHS)
+    task.client(PATHS)
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
     assert names[:2] == ["llm", "opencode"] and sorted(names) == sorted(CLIENTS)
 
@@ -202,8 +202,8 @@ def test_what_is_printed_for_a_server(monkeypatch: pytest.MonkeyPatch, capsys: p
         asked.extend((*words, options))
         return said("--max-model-len", "2048")
 
-    monkeypatch.setattr(client, "facts_of_server", found)
-    client.client(PATHS, "opencode", recipe="scripted-tiny", url="http://spark.local:9000", key_env="KEY")
+    monkeypatch.setattr(task, "facts_of_server", found)
+    task.client(PATHS, "opencode", recipe="scripted-tiny", url="http://spark.local:9000", key_env="KEY")
     assert asked == ["scripted-tiny", {"url": "http://spark.local:9000", "key": "KEY"}]
     printed = capsys.readouterr()
     assert checked("opencode", printed.out)["provider"]["sparkpin"]["options"]["baseURL"] == URL
@@ -212,7 +212,7 @@ def test_what_is_printed_for_a_server(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 def test_a_key_is_not_taken_for_the_name_of_a_variable() -> None:
     with pytest.raises(InputError):
-        client.client(PATHS, "openai", key_env="sk-123")
+        task.client(PATHS, "openai", key_env="sk-123")
 
 
 def test_every_recipe_has_a_family() -> None:

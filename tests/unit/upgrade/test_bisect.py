@@ -13,7 +13,7 @@ import pytest
 from evidence_samples import copy_of_project, edit, make_sample
 from places import PROJECT
 
-from sparkpin.cli import bisect
+from sparkpin.cli import upgrade
 from sparkpin.core import files
 from sparkpin.core.errors import BusyError, DiskError, InputError, ManifestError
 from sparkpin.core.paths import Paths
@@ -57,7 +57,7 @@ def paths(home: Ends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
 
 
 def search(home: Ends, check: str = LENGTH) -> None:
-    bisect.bisect(Paths.from_env(), good=home[1].tag, bad=home[2].tag, check=check, serve=False)
+    upgrade.bisect(Paths.from_env(), good=home[1].tag, bad=home[2].tag, check=check, serve=False)
 
 
 def trials_of(paths: Paths) -> list[Trial]:

@@ -1,4 +1,4 @@
-"""The task `doctor`: what a build, and a recipe's server, need of this machine."""
+"""The tasks `doctor` and `plan`: what a build and a recipe's server need of a machine."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Annotated
 
 from sparkpin.build.checkpoint import ModelNeeds, needs_of
 from sparkpin.checkpoint.steps import checkpoint_steps
-from sparkpin.cli.options import Json, Stack, Stage
-from sparkpin.cli.tasks import task
+from sparkpin.cli.tasks import Json, Recipe, Stack, Stage, task
 from sparkpin.core import terminal
 from sparkpin.core.errors import HostError, InputError, SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import gib, size
+from sparkpin.core.terminal import say
 from sparkpin.fetch.model_files import TEXTS, repository_folder
 from sparkpin.fetch.store import Store
 from sparkpin.host import machine as host
@@ -25,6 +24,7 @@ from sparkpin.host.gpu import loaded_driver
 from sparkpin.host.machine import Gpu, Host, Requirement, State, checked
 from sparkpin.pins import manifests, schema
 from sparkpin.recipes import rules
+from sparkpin.recipes.check import own_findings
 from sparkpin.releases.runs_here import obstacle_of
 from sparkpin.serve.memory import recipe as planning
 
@@ -73,44 +73,37 @@ def doctor(
 def rows_of_recipe(
     paths: Paths, machine: Host, gpus: Sequence[Gpu], elsewhere: str, recipe: schema.Recipe, *, is_asked: bool
 ) -> Iterator[Requirement]:
-    """Whether the recipe can be served here, and with which memory. is_asked: what it takes of a Hub and of the disk,
-    too. elsewhere: the engine's machine, where that is another. Fetches nothing: what the headers would tell is left
-    out, or estimated, where they are not here."""
+    """What has broken for others with such a machine and, where the recipe is asked for, whether it can be served here
+    and the disk that it takes. elsewhere: the engine's machine, where that is another."""
     stack = manifests.load_stack(paths.project, recipe.stack)
     why = obstacle_of(stack, host.this_platform(), gpus, elsewhere)
     # A Spark whose driver or GPU is to be fixed first is to serve it, too.
     is_served = not why or (machine.is_spark and not elsewhere)
     if is_served and stack.gpu:
         yield from known(machine, loaded_driver(gpus), manifests.load_known_issues(paths.project))
-    if is_asked:
-        detail = f"images of recipe {recipe.name} can be built here, and not served: {why}" if why else "can run here"
-        yield checked("server", not why, detail, lack="advice")
-    pin, chain, stored = manifests.model_of(paths.project, recipe), manifests.load_chain(paths.project, recipe.stage), 0
-    lock = None if manifests.unlocked(paths.project, pin) else manifests.load_model_lock(paths.project, pin)
-    has_headers = lock is not None and is_here(paths, lock)
-    if (is_asked or is_served) and (has_headers or not lock):
-        plan = planning.plan_recipe(paths, recipe, stack, chain, planning.machine_for(stack, "", ""))
-        stored, free = sum(kind.stored for kind in plan.weights), machine.memory_available
-        if is_served:
-            detail = f"recipe {recipe.name}, stage {recipe.stage}, needs {gib(plan.needed)}, {gib(free)} are available"
-            step = f"invoke plan --recipe {recipe.name} prints what would fit"
-            yield checked("memory plan", plan.needed <= free, detail, step, "advice")
-    if not is_asked or all(pin.owner(name).is_made for name in pin.repositories):
+    if not is_asked:
         return
-    if lock and has_headers:
-        steps = [checkpoint_steps(chain[:end], pin) for end in range(1, len(chain) + 1)]
-        needs, note = needs_of(paths, pin, lock, steps), ""
-    else:  # a download and a checkpoint, each as large as what is known of the weights
-        count = sum(file.size for file in lock.repositories[pin.base].files) if lock else stored
-        needs = ModelNeeds((pin.repositories[pin.base].repo,), count, count)
-        note = f" ({'headers not here' if lock else 'not locked'}, so these are estimates)"
-    if needs.fetch:
-        detail = f"{pin.name}{note}: {size(needs.fetch)} of {' and '.join(needs.repositories)} to be fetched"
-        yield Requirement("model", "advice", detail, f"invoke up --recipe {recipe.name} asks, then fetches")
+    detail = f"images of recipe {recipe.name} can be built here, and not served: {why}" if why else "can run here"
+    yield checked("server", not why, detail, lack="advice")
     lack: State = "MISSING" if is_served else "advice"
-    for disk in needs.disk(paths, preflight.needs_for(stack)):
+    for disk in needs_of_model(paths, recipe, stack).disk(paths, preflight.needs_for(stack)):
         detail = f"model, checkpoints, images: {disk.text}"
         yield checked("disk in all", not disk.short, detail, preflight.MORE_DISK, lack)
+
+
+def needs_of_model(paths: Paths, recipe: schema.Recipe, stack: schema.Stack) -> ModelNeeds:
+    """Fetches nothing. Where its headers are not here: a download and a checkpoint, each as large as what is known of
+    the weights."""
+    pin, chain = manifests.model_of(paths.project, recipe), manifests.load_chain(paths.project, recipe.stage)
+    if manifests.unlocked(paths.project, pin):
+        plan = planning.plan_recipe(paths, recipe, stack, chain, planning.machine_for(stack, "", ""))
+        count = sum(kind.stored for kind in plan.weights)
+    else:
+        lock = manifests.load_model_lock(paths.project, pin)
+        if is_here(paths, lock):
+            return needs_of(paths, pin, lock, [checkpoint_steps(chain[:end], pin) for end in range(1, len(chain) + 1)])
+        count = sum(file.size for file in lock.repositories[pin.base].files)
+    return ModelNeeds((), count, count)
 
 
 def known(machine: Host, driver: str, issues: tuple[schema.KnownIssue, ...]) -> Iterator[Requirement]:
@@ -132,3 +125,30 @@ def is_here(paths: Paths, lock: schema.ModelLock) -> bool:
         if not all(there):
             return False
     return True
+
+
+@task("measure")
+def plan(
+    paths: Paths,
+    *,
+    recipe: Recipe = None,
+    stage: Stage = None,
+    stack: Stack = None,
+    memory: Annotated[str, "the machine's memory, such as 128GB (default: this one's, or a DGX Spark's)"] = "",
+    free: Annotated[str, "how much of it is free, such as 110GB (default: what is free here now)"] = "",
+    bandwidth: Annotated[str, "memory bandwidth in GB/s, for the highest speed (default: 273, a DGX Spark's)"] = "",
+    nodes: Annotated[int | None, "plan for this many machines, tensor-parallel", "COUNT"] = None,
+    json: Json = False,
+    exit_code: Annotated[bool, "exit with 1 if the recipe does not fit"] = False,
+) -> int:
+    """Estimate a recipe's memory, concurrency and highest speed.
+
+    invoke plan --recipe qwen3.5-122b --stage v2-tq
+    """
+    recipe = recipe or host.default_recipe(paths.project, stack)
+    asked = planning.PlanOptions(memory=memory, free=free, bandwidth=bandwidth, nodes=nodes, as_json=json)
+    fits = planning.plan(recipe=recipe, stage=stage, stack=stack, asked=asked)
+    for finding in own_findings(paths.project, manifests.load_recipe(paths.project, recipe), pinned=False):
+        if finding.severity != "note":  # what has broken for others with such memory, for one
+            say(str(finding))
+    return int(exit_code and not fits)
