@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from functools import partial
 from typing import Annotated
 
@@ -98,9 +97,7 @@ def rollback(
     from sparkpin.cli.choose import current_of  # slow to import, both
     from sparkpin.releases import rollback as rolling
 
-    if to and not recipe:
-        with contextlib.suppress(InputError):  # it may be of several recipes
-            recipe = Releases(paths).get(to).recipe
+    recipe = Releases(paths).get(to, recipe).recipe if to else recipe
     former = current_of(paths, recipe)  # before an engine is started
     engine = engine_of(paths)
     check = partial(require_as_recorded, paths)

@@ -11,7 +11,6 @@ from typing import Annotated
 
 from sparkpin.build.checkpoint import ModelNeeds, needs_of
 from sparkpin.build.consistent import is_brought, require_consistent
-from sparkpin.build.make import at_work
 from sparkpin.cli import serve as serving
 from sparkpin.cli.build import BuildPlan, carry_out, plan_of
 from sparkpin.cli.notes import report
@@ -21,7 +20,7 @@ from sparkpin.core.errors import DiskError, InputError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import count, say, show, size
 from sparkpin.fetch.lock_model import lock_model
-from sparkpin.fetch.model import absent_wheel, fetch_model
+from sparkpin.fetch.model import absent_wheel
 from sparkpin.fetch.store import Store
 from sparkpin.host import machine, preflight
 from sparkpin.host.engine import Engine, engine_of
@@ -76,8 +75,6 @@ def up(
     if download and not yes:
         agree(download)
     preflight.install(lacking, here)
-    if download:
-        fetch_download(plan, download)
     made = carry_out(plan, take=partial(take_published, plan, place) if place else lambda engine: {})
     with contextlib.ExitStack() as standing:
         if not no_smoke:
@@ -134,14 +131,6 @@ def agree(needs: ModelNeeds) -> None:
     if not sys.stdin.isatty() or sys.stdin.readline().strip().lower() not in ("y", "yes"):
         cause = f"nothing was fetched: nobody at a terminal said yes to {size(needs.fetch)}"
         raise InputError(cause, next_step="the same command with --yes fetches it")
-
-
-def fetch_download(plan: BuildPlan, needs: ModelNeeds) -> None:
-    """The model's files, before minutes of building: what a network or a disk refuses is known soonest."""
-    last = plan.pairings[-1]
-    used = {name for name, pinned in last.model.repositories.items() if pinned.repo in needs.repositories}
-    with at_work(plan.paths):
-        fetch_model(plan.paths, last.model, last.model_lock, only=used)
 
 
 def is_taken(paths: Paths, engine: Engine, release: Release) -> bool:

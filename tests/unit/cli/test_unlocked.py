@@ -106,5 +106,4 @@ def test_a_dry_run_of_up_locks_nothing(copy: CheckoutHere) -> None:
 
 def test_doctor_lists_what_a_recipe_needs(copy: CheckoutHere) -> None:
     found = {row["name"]: row for row in json.loads(copy.invoke("doctor", *LARGE, "--json").stdout)["findings"]}
-    assert {"disk space", "server", "disk in all"} <= set(found) and found["server"]["state"] == "advice"
-    assert copy.invoke("doctor", *LARGE, "--stack", "cpu").returncode == 2
+    assert "disk space" in found and found["server"]["state"] == "advice"
