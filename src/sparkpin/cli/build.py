@@ -13,7 +13,7 @@ from sparkpin.checkpoint.steps import all_steps, checkpoint_steps, lock_for, req
 from sparkpin.cli.notes import notes_of, report
 from sparkpin.cli.tasks import Recipe, Stack, Stage, task
 from sparkpin.core import terminal
-from sparkpin.core.errors import InputError, SparkpinError
+from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.distribute import digests
@@ -63,8 +63,8 @@ def build(
         pin = manifests.load_model(paths.project, model)
         steps = checkpoint_steps(manifests.load_chain(paths.project, stage), pin) if stage else all_steps(pin)
         require(pin, steps)  # before the lock, which could not help
-        lock = lock_for(pin, manifests.load_model_lock(paths.project, pin), steps)
-        act_on_checkpoint(paths, pin, lock, steps, dry_run=dry_run)
+        lock = manifests.load_model_lock(paths.project, pin)
+        act_on_checkpoint(paths, pin, lock_for(pin, lock, steps), steps, dry_run=dry_run)
         return
     plan = plan_of(paths, recipe, stage, stack)
     last = plan.pairings[-1]
@@ -105,10 +105,7 @@ def carry_out(plan: BuildPlan, *, offline: bool = False, take: Take = lambda eng
             ensure_attested(paths, release)  # before the next stage, which may fail
             done[pairing.tag] = release
     releases = tuple(done[pairing.tag] for pairing in plan.pairings)
-    try:
-        compare_published(plan, releases)
-    except SparkpinError as error:  # all is built: what others publish changes nothing of it
-        say(f"warning: not compared with published digests: {error}")
+    compare_published(plan, releases)
     return releases
 
 

@@ -51,7 +51,6 @@ def bench(
     compare: Annotated[str, "measure TAG_A and TAG in turns", "TAG_A"] = "",
     rounds: Annotated[int | None, "of a comparison, a turn of each (default: 4)", "COUNT"] = None,
     quick: Annotated[bool, "short answers and few cells: whether it works at all"] = False,
-    full: Annotated[bool, "the cells with many long prompts at a time, too"] = False,
     json: Json = False,
 ) -> None:
     """Measure how fast a release is, or two in turns.
@@ -70,7 +69,7 @@ def bench(
         require_runnable(paths, engine, release)
         container.require_here(engine)
     subjects = [subject_of(paths, release) for release in releases]
-    plans = [plan_for(subject, quick=quick, everything=full) for subject in subjects]
+    plans = [plan_for(subject, quick=quick) for subject in subjects]
     plan, turns = (common(plans), rounds or ROUNDS) if compare else (plans[0], 0)
     if not json:
         text.show_plan(releases, plan, turns=max(1, 2 * turns))
@@ -88,11 +87,11 @@ def subject_of(paths: Paths, release: Release) -> BenchSubject:
     return BenchSubject(release, checkpoint_of(paths, release), uses_gpu(paths, release))
 
 
-def plan_for(subject: BenchSubject, *, quick: bool = False, everything: bool = False) -> BenchPlan:
+def plan_for(subject: BenchSubject, *, quick: bool = False) -> BenchPlan:
     config = jsons.loads((subject.checkpoint / "config.json").read_text(encoding="utf-8"))
     config_tokens = int((config.get("text_config") or config).get("max_position_embeddings", 0))
     limits = Limits.of(subject.release.argv, config_tokens)
-    wanted = BenchParts(ALL_PARTS, quick=quick, everything=everything, whole=subject.release.demands.scripted)
+    wanted = BenchParts(ALL_PARTS, quick=quick, whole=subject.release.demands.scripted)
     cells = cells_of(limits, wanted)
     if not cells:
         cause = f"{subject.release.tag} takes {limits.tokens} tokens: too few for any cell of the plan"

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from sparkpin.build.pair import pair
 from sparkpin.checkpoint.write import checkpoint_folder
@@ -136,45 +136,45 @@ def recipe_import(
 
     invoke recipe import their-recipe.yaml --name mine
     """
-    project, path = paths.project, Path(file)
-    target = project / f"recipes/{plain_name(name or path.stem)}.yaml"
+    path, target = Path(file), paths.project / f"recipes/{plain_name(name or Path(file).stem)}.yaml"
     if target.exists():
         raise InputError(f"{target} is there already", next_step="give the new one another name: --name NAME")
     read = foreign.load(path)
     named = read.model_copy(update={"model": model}) if model else read
-    made = adopt(project, named, target.stem, stack=stack, stage=stage)
+    made = adopt(paths.project, named, target.stem, stack=stack, stage=stage)
     taken = parse(schema.Recipe, made.value, target)  # before anything is fetched or written
     pin, new = pin_of(paths, taken.model, made.model_revision)
     try:
         if new and not dry_run:
-            write(new, pin.model_dump(exclude={"name"}, exclude_unset=True), [f"Made for {path.name}."])
+            write(
+                new, export.text_of(pin.model_dump(exclude={"name"}, exclude_unset=True), [f"Made for {path.name}."])
+            )
         revision = commit_of(paths, pin, lock=not (no_lock or dry_run))
     except BaseException:  # a pin that cannot be locked goes again
         if new:
             new.unlink(missing_ok=True)
         raise
-    unmapped = [f"not mapped: {line}" for line in made.unmapped]
+    unmapped, wrote = [f"not mapped: {line}" for line in made.unmapped], "would write" if dry_run else "wrote"
     head = f"Taken over from {path.name}, a recipe of version {read.version}, by `invoke recipe import`."
-    value, wrote = made.value | {"model_revision": revision}, "would write" if dry_run else "wrote"
+    text = export.text_of(made.value | {"model_revision": revision}, [head, *unmapped])
     if dry_run:
-        show(tame(export.text_of(value, [head, *unmapped])))
+        show(tame(text))
     else:
-        write(target, value, [head, *unmapped])
-    lines = [f"{wrote} pins/models/{pin.name}.yaml"] if new else []
-    lines.append(f"model {taken.model} at {revision}, as pins/models/{pin.name} says")
-    for line in (*lines, *made.told, *unmapped):
-        show(f"  {printable(line)}")
-    vllm = manifests.load_stack(project, taken.stack).vllm
+        write(target, text)
+    told = [f"{wrote} pins/models/{pin.name}.yaml"] if new else []
+    told.append(f"model {taken.model} at {revision}, as pins/models/{pin.name} says")
+    show("\n".join(f"  {printable(line)}" for line in (*told, *made.told, *unmapped)))
+    vllm = manifests.load_stack(paths.project, taken.stack).vllm
     show(f"{wrote} {taken.file}: stack {taken.stack} (vLLM {vllm}), stage {taken.stage}, model {taken.model}")
-    report(found := check.own_findings(project, taken, pinned=False))
-    todo = to_fetch(project, taken.mods) + ([f"invoke lock --model {pin.name}"] if revision == UNRESOLVED else [])
+    report(found := check.own_findings(paths.project, taken, pinned=False))
+    todo = to_fetch(paths.project, taken.mods) + [f"invoke lock --model {pin.name}"] * (revision == UNRESOLVED)
     show("next: " + "; ".join(todo or [f"invoke build --recipe {taken.name}"]))
     return MISTAKES * any(one.severity == "error" for one in found)
 
 
-def write(path: Path, value: dict[str, Any], comments: Sequence[str]) -> None:
+def write(path: Path, text: str) -> None:
     with files.atomic_file(path) as out:
-        out.write(export.text_of(value, comments).encode())
+        out.write(text.encode())
 
 
 def pin_of(paths: Paths, repo: str, revision: str) -> tuple[schema.ModelPin, Path | None]:
@@ -271,8 +271,7 @@ def recipe_export(
     if target is None:
         show(text.rstrip())
         return
-    with files.atomic_file(target) as out:
-        out.write(text.encode())
+    write(target, text)
     show(f"wrote {output}: {subject.image} for {export.TOOLS[format]}")
 
 

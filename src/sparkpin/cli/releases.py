@@ -10,7 +10,6 @@ from sparkpin.cli.tasks import Json, KnownRecipe, task
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
-from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import say, show, show_json
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.releases import current
@@ -22,8 +21,7 @@ from sparkpin.serve.served import running_release
 @task("releases")
 def images(paths: Paths, *, json: Json = False) -> None:
     """List the releases with their images."""
-    with waiting("asking the engine for its images"):
-        found = current.list_images(paths, engine_of(paths))
+    found = current.list_images(paths, engine_of(paths))
     if json:
         show_json(found.rows)
     elif found.rows:
@@ -107,9 +105,9 @@ def rollback(
         release = rolling.find_target(paths, engine, former.recipe, check)
     if not dry_run:
         if serve:
-            from sparkpin.cli.serve import serve_release  # slow to import
+            from sparkpin.cli import serve as serving  # slow to import
 
-            serve_release(paths, recipe=release.recipe, release=release.tag)
+            serving.serve(paths, release.tag)
         current.make_current(paths, engine, release, instead_of=former)
     if former.tag == release.tag:
         show(f"{release.tag} is current already")

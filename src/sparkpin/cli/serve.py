@@ -21,7 +21,7 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import uses_gpu
 from sparkpin.serve import keys, nodes, served, service
 from sparkpin.serve import status as serving_tasks
-from sparkpin.serve.address import UNCHANGED, AddressOptions
+from sparkpin.serve.address import AddressOptions
 from sparkpin.serve.client_facts import ServerFacts, facts_of
 from sparkpin.serve.client_formats import CLIENTS, found_here
 from sparkpin.serve.nodes import NodesOptions
@@ -29,8 +29,6 @@ from sparkpin.serve.status import service_of
 from sparkpin.serve.waiting import Detached
 from sparkpin.smoke.replies import Fault
 from sparkpin.smoke.server import clear_leftovers
-
-ANYWHERE = NodesOptions()
 
 
 @task("serve")
@@ -58,26 +56,13 @@ def serve(
     """
     options = AddressOptions(port=port, host=host, tls_cert=tls_cert, tls_key=tls_key, allow=allow, limit=limit)
     where = NodesOptions(nodes, link, shared_link)
-    if not unit:
-        return serve_release(paths, recipe=recipe, release=tag, options=options, drain=drain, where=where)
-    if tag or where != ANYWHERE:
-        cause = "--unit goes without TAG and machines: it serves what is current then, on the machines that it knows"
-        raise InputError(cause, next_step="first invoke promote TAG, or invoke serve --nodes ..., which keeps them")
-    serving_tasks.show_unit(paths, current_of(paths, recipe).recipe, options)
-
-
-def serve_release(
-    paths: Paths,
-    *,
-    recipe: str | None = None,
-    release: str | None = None,
-    options: AddressOptions = UNCHANGED,
-    drain: int | None = None,
-    where: NodesOptions = ANYWHERE,
-) -> None:
-    """By default the recipe's current one. drain: as of `service.start`."""
-    chosen = Releases(paths).get(release, recipe) if release else current_of(paths, recipe)
-    engine = engine_of(paths)
+    if unit:
+        if tag or where != NodesOptions():
+            cause = "--unit goes without TAG and machines: it serves what is current then, where it is served now"
+            raise InputError(cause, next_step="first invoke promote TAG, or invoke serve --nodes ..., which keeps them")
+        serving_tasks.show_unit(paths, current_of(paths, recipe).recipe, options)
+        return
+    chosen, engine = Releases(paths).get(tag, recipe) if tag else current_of(paths, recipe), engine_of(paths)
     require_runnable(paths, engine, chosen, nodes=1)
     clear_leftovers(paths, engine)  # a killed smoke test's server has the memory that this one needs
     gpus, checkpoint = uses_gpu(paths, chosen), checkpoint_of(paths, chosen)

@@ -139,10 +139,9 @@ def inspect_image(paths: Paths, subject: str, *, sm: int | None, as_json: bool) 
         show_json(result.as_json())
     else:
         inspection.show(result)
-    if errors := result.errors:
-        raise InspectionError(f"{result.subject} {result.verdict}", next_step=errors[0].next_step)
-    if not as_json:
         show(result.verdict)
+    if result.errors:
+        raise InspectionError(f"{result.subject} {result.verdict}", next_step=result.errors[0].next_step)
 
 
 def machines_of(paths: Paths, release: Release, asked: NodesOptions) -> Nodes | None:

@@ -20,7 +20,6 @@ from sparkpin.core.errors import DiskError, InputError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import count, say, show, size
 from sparkpin.fetch.lock_model import lock_model
-from sparkpin.fetch.model import absent_wheel
 from sparkpin.fetch.store import Store
 from sparkpin.host import machine, preflight
 from sparkpin.host.engine import Engine, engine_of
@@ -83,7 +82,7 @@ def up(
         first_is_current(paths, made[-1])
     report(paths, made, smoked=not no_smoke, serves=serve)
     if serve and Releases(paths).current_tag(made[-1].recipe):
-        serving.serve_release(paths, recipe=made[-1].recipe)  # what runs already is left alone
+        serving.serve(paths, recipe=made[-1].recipe)  # what runs already is left alone
 
 
 def announce(plan: BuildPlan, place: Registry | None) -> None:
@@ -96,9 +95,7 @@ def announce(plan: BuildPlan, place: Registry | None) -> None:
         show(f"  {pairing.stage.name:8} {pairing.stage.description} ({state})")
     if place:
         show(f"To be taken instead of built: what {place} has of it, signed by whom this machine trusts.")
-    wheel = absent_wheel(plan.paths, last.model_lock)
-    absent = [file for file in last.stack_lock.files if not store.has(file)] + ([wheel] if wheel else [])
-    if absent:
+    if absent := [file for file in last.stack_lock.files if not store.has(file)]:
         show(f"To be fetched: {count(len(absent), 'file')}, {size(sum(file.size for file in absent))}.")
     for note in plan.notes:
         say(note)
@@ -158,11 +155,9 @@ def take_published(plan: BuildPlan, place: Registry, engine: Engine) -> dict[str
             except (AbsentError, IntegrityError) as error:
                 say(f"{pairing.stage.name} is built here: {error.message}")
                 continue
-        if release.demands == pairing.demands:
+        if release.demands == pairing.demands:  # else it asks for another smoke test
             taken[pairing.tag] = release
             say(f"{pairing.stage.name} is taken, not built: {pairing.tag}")
-        else:
-            say(f"{pairing.stage.name} is built here: the published one asks for another smoke test")
     return taken
 
 

@@ -113,13 +113,13 @@ def test_a_rollback_serves_first_and_records_last(
     first, second = promoted(paths, engine, 2)
     served: list[str] = []
 
-    def serve(paths: Paths, *, release: str, **_: object) -> None:
+    def serve(paths: Paths, release: str) -> None:
         assert Releases(paths).current_tag("tiny") == second.tag
         served.append(release)
         if len(served) == 1:
             raise end("did not become ready")
 
-    monkeypatch.setattr(commands_serve, "serve_release", serve)
+    monkeypatch.setattr(commands_serve, "serve", serve)
     before = Releases(paths).promotions_path("tiny").read_bytes()
     with pytest.raises(end):
         commands_releases.rollback(paths, recipe="tiny", serve=True)

@@ -45,7 +45,7 @@ def test_a_release_for_another_machine_is_inspected_for_real(
     assert (result["inspected"], result["passed"], result["image"]) == (True, False, release.image)
     monkeypatch.setattr(commands_serve, "engine_of", lambda _: fake_engine)
     with pytest.raises(InputError, match="cannot be served here: stack spark is for linux/arm64"):
-        commands_serve.serve_release(paths, release=release.tag)
+        commands_serve.serve(paths, release.tag)
     records.smoked(done.tag, PASSED)
     with pytest.raises(InputError, match="has passed its smoke test, and here it can only be inspected"):
         task.smoke_releases(paths, (records.get(release.tag),))

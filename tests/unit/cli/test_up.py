@@ -96,7 +96,7 @@ def chain(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cha
     monkeypatch.setattr(up.preflight, "missing", lambda *_, **__: [])
     monkeypatch.setattr(up.current, "promote", found.promote)
     monkeypatch.setattr(up.service, "stop", found.stop)
-    monkeypatch.setattr(up.serving, "serve_release", lambda _, recipe: found.happened.append(f"serve {recipe}"))
+    monkeypatch.setattr(up.serving, "serve", lambda _, recipe: found.happened.append(f"serve {recipe}"))
     return found
 
 
