@@ -1,9 +1,10 @@
-"""`invoke build`: plan -> fetch -> build -> attest -> report; or one part of it."""
+"""`invoke build`: plan -> fetch -> build -> attest -> report, or one part of it; and `lock`, which it goes by."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from sparkpin.build.make import at_work, build_releases, fetch_missing
@@ -169,3 +170,53 @@ def act_on_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Seque
         show("\n".join(f"disk: {row.text}" for row in disk))
     else:
         show(str(building.build_checkpoint(paths, pin, lock, steps)))
+
+
+@task("inputs")
+def lock(
+    paths: Paths,
+    *,
+    stack: Annotated[str | None, "lock this stack only"] = None,
+    model: Annotated[str | None, "lock this model only"] = None,
+    digests: Annotated[bool, "resolve nothing: build what the locks give, write its digests to pins/digests"] = False,
+) -> None:
+    """Resolve the pins and write their locks (network)."""
+    from sparkpin.fetch import lock_model  # slow to import, both
+    from sparkpin.fetch.stack import lock_stack
+
+    if model and (stack or digests):
+        raise InputError("--model locks that model only", next_step=f"invoke lock --model {model}, then the rest")
+    if digests:
+        publish_digests(paths, stack)
+        return
+    for name in [stack] if stack else [] if model else names(paths.project / "pins/stacks"):
+        made = lock_stack(paths, name)
+        show(f"pins/stacks/{name}.lock: {len(made.debs)} Debian packages, {len(made.wheels)} wheels")
+    for name in [model] if model else [] if stack else names(paths.project / "pins/models"):
+        if not model and not manifests.model_lock_file(paths.project, name).is_file():
+            show(f"pins/models/{name}.yaml has no lock; to make it: invoke lock --model {name}")
+            continue
+        for repository in lock_model.lock_model(paths, name).repositories.values():
+            size = terminal.size(sum(tensor.size for tensor in repository.tensors))
+            parts = f"{len(repository.files)} files, {len(repository.headers)} headers"
+            parts += f", {len(repository.tensors)} tensors of {size}" if repository.tensors else ""
+            show(f"pins/models/{name}.lock: {repository.repo} at {repository.revision}: {parts}")
+
+
+def publish_digests(paths: Paths, stack: str | None) -> None:
+    """Of one stack, or of each that has published some before. Those for another architecture are not built then, for
+    that can take an hour: entries of other pins are removed from their files."""
+    if not (wanted := [stack] if stack else names(paths.project / digests.FOLDER)):
+        cause = f"{digests.FOLDER} has no file yet, and no stack is named"
+        raise InputError(cause, next_step="invoke lock --digests --stack cpu")
+    with at_work(paths) as engine:
+        for name in wanted:
+            file = digests.file_of(name)
+            if stack or manifests.load_stack(paths.project, name).platform == this_platform():
+                show(f"{file}: {digests.publish(paths, engine, name)} images")
+            elif gone := digests.remove_stale(paths.project, name):
+                show(f"{file}: removed {', '.join(gone)}, of other pins; next: invoke lock --digests --stack {name}")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.yaml"))

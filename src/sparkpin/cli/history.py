@@ -1,4 +1,4 @@
-"""`invoke diff`, `why` and `reproduce`: what a release is made of, and whether it comes out so again."""
+"""`invoke diff`, `why`, `reproduce` and `report`: what is known of releases, and whether they come out so again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparkpin.cli.tasks import Json, task
 from sparkpin.core import files, terminal
 from sparkpin.core.errors import DifferenceError, InputError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import say, show, show_json
+from sparkpin.core.terminal import count, printable, say, show, show_json, size
 from sparkpin.history.diff_text import difference_json, difference_lines
 from sparkpin.history.sides import difference
 from sparkpin.history.why import find_origin, origin_lines
@@ -83,4 +83,28 @@ def reproduce(
     if verdict == "different":
         step = "find the build step that read the time, a random number or the machine; see above what changed"
         raise DifferenceError(f"{release.tag} came out different: not the recorded bytes", next_step=step)
-    show(f"identical: {terminal.count(len(results), 'image')} of {release.tag}")
+    show(f"identical: {count(len(results), 'image')} of {release.tag}")
+
+
+@task("releases")
+def report(
+    paths: Paths,
+    *,
+    recipe: Annotated[str | None, "releases of this recipe only (default: every recipe's)"] = None,
+    markdown: Annotated[bool, "print a table for a forum post instead"] = False,
+) -> None:
+    """Write the releases with their evidence as one HTML page."""
+    from sparkpin.report import page  # slow to import, both
+    from sparkpin.report.gather import gather
+
+    made = gather(paths, recipe)
+    for fault in made.all_faults:
+        say(printable(fault))
+    if markdown:
+        show(page.markdown(made))
+        return
+    # One recipe's page does not take the place of all recipes'.
+    target, content = paths.home / (f"report-{recipe}.html" if recipe else "report.html"), page.html(made).encode()
+    with files.atomic_file(target) as file:
+        file.write(content)
+    show(f"{target}: {count(sum(len(part.items) for part in made.recipes), 'release')}, {size(len(content))}")

@@ -18,7 +18,7 @@ from places import PROJECT
 from report_samples import HOST, HOSTILE, Made, benched, comparison, figure
 from report_samples import made as made
 
-from sparkpin.cli import report as tasks
+from sparkpin.cli import history as tasks
 from sparkpin.core.paths import Paths
 from sparkpin.measure.bench import record as bench
 from sparkpin.releases import quality_record as quality
