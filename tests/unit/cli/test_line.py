@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 from checkout import INVOKE, PROJECT
-from checkout_here import CheckoutHere
 from typed import typed
 
 import sparkpin
 from sparkpin.cli import line as lines
 from sparkpin.cli.line import TaskParser
-from sparkpin.cli.tasks import heads
+from sparkpin.cli.tasks import GROUPS, heads
 from sparkpin.core import paths, terminal
 from sparkpin.core.errors import InputError
 
-GROUPS = ["serve", "releases", "measure", "build", "inputs", "prove and carry", "machine", "for developers"]
+PROGRAM = [sys.executable, "-c", "from sparkpin.cli.line import main; main()"]
+Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
@@ -35,17 +35,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def listed(text: str) -> dict[str, list[str]]:
-    """Group -> its tasks."""
-    groups: dict[str, list[str]] = {}
-    for line in text.splitlines()[1:]:
-        if line.endswith(":"):
-            groups[line[:-1]] = []
-        elif line.startswith("  "):
-            groups[list(groups)[-1]].append(line.split()[0])
-    return groups
-
-
 @pytest.mark.parametrize(
     ("line", "meant"),
     [
@@ -53,10 +42,8 @@ def listed(text: str) -> dict[str, list[str]]:
         ("--lsit", ""),
         ("build --ofline", "--offline"),
         ("serve v2 v3", "serve --help"),
-        ("plan scripted-tiny", "plan --help"),
         ("keep", "keep TAG [options]"),
         ("bisect --bad v2", "bisect --good TAG --bad TAG --check CHECK [options]"),
-        ("verify --depp x", "--deep"),
         ("lock --model ''", "lock --help"),
         ("serve ''", "serve [TAG]"),
         ("build --stage", "build --help"),
@@ -67,44 +54,39 @@ def listed(text: str) -> dict[str, list[str]]:
         ("prune --keep -1", "prune --help"),
     ],
 )
-def test_a_slip_is_one_error_with_what_was_meant(line: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_slip_is_one_error_with_what_was_meant(line: str, meant: str, capsys: Capture) -> None:
     code, out, err = typed(shlex.split(line), capsys)
     _, _, step = err.partition("\n  next: ")
     assert (code, out) == (2, "") and err.startswith("error: ") and step and meant in step
 
 
-def test_invoke_reads_a_line_as_sparkpin_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invoke_reads_a_line_as_sparkpin_does(capsys: Capture) -> None:
     """It loads tasks.py, which hands it our reading."""
     for line in ("serve v2 imagse", "--list"):
         done = subprocess.run([*INVOKE, *line.split()], cwd=PROJECT, capture_output=True, text=True)
         code, *texts = typed(line, capsys)
-        assert (done.returncode, done.stdout, done.stderr) == (
-            code,
-            *(t.replace("sparkpin ", "invoke ") for t in texts),
-        )
+        out, err = (text.replace("sparkpin ", "invoke ") for text in texts)
+        assert (done.returncode, done.stdout, done.stderr) == (code, out, err)
 
 
-def test_invoke_is_of_the_folder_that_it_stands_in_whatever_project_sparkpin_is_told(tmp_path: Path) -> None:
-    (tmp_path / "tasks.py").touch()
-    (tmp_path / "stages").mkdir()
-    (tmp_path / "stages/another.yaml").touch()
-    argv = [*INVOKE, "--complete", "--", "invoke", "build", "--stage", ""]
-    env = {**os.environ, "SPARKPIN_PROJECT": str(tmp_path)}
-    done = subprocess.run(argv, cwd=PROJECT, env=env, capture_output=True, text=True, check=True)
+def test_invoke_is_of_the_folder_that_it_stands_in_whatever_project_sparkpin_is_told(project: Path) -> None:
+    (project / "stages/another.yaml").touch()
+    argv, env = [*INVOKE, "--complete", "--", "invoke", "build", "--stage", ""], {"SPARKPIN_PROJECT": str(project)}
+    done = subprocess.run(argv, cwd=PROJECT, env=os.environ | env, capture_output=True, text=True, check=True)
     assert {"base", "v2-tq"} <= set(done.stdout.split()) and "another" not in done.stdout
 
 
 @pytest.mark.parametrize("line", ["", "--list", "--help"])
-def test_the_list_has_a_line_for_each_task_in_its_group(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_has_a_line_for_each_task_in_its_group(line: str, capsys: Capture) -> None:
     code, out, err = typed(line, capsys)
-    groups = listed(out)
-    assert (code, err, list(groups)) == (0, "", GROUPS)
-    assert groups["serve"][:2] == ["up", "serve"] and groups["for developers"] == ["test", "check"]
-    assert max(map(len, out.splitlines())) <= 80
+    rows = out.splitlines()
+    assert (code, err) == (0, "") and max(map(len, rows)) <= 80
+    assert [row[:-1] for row in rows if row.endswith(":")] == list(GROUPS)
+    assert [row.split("  ")[1] for row in rows if row.startswith("  ")] == list(heads())
 
 
 def test_every_task_is_found_as_text_and_has_help_with_each_of_its_options(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     """`heads` reads the files without loading them: what it finds is what they have."""
     monkeypatch.setenv("COLUMNS", "80")
@@ -116,11 +98,7 @@ def test_every_task_is_found_as_text_and_has_help_with_each_of_its_options(
         assert (head.body.__module__, inspect.getdoc(head.body).partition("\n")[0]) == (head.module, head.summary)
     marked = sum(file.read_text().count("\n@task(") for file in (PROJECT / "src/sparkpin/cli").rglob("*.py"))
     assert len(heads()) == marked > 25
-
-
-@pytest.mark.parametrize("line", ["export TAG --help", "--help export"])
-def test_help_of_a_task_with_positionals(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert typed(line, capsys)[1].startswith("usage: sparkpin export TAG PLACE ")
+    assert typed("--help export", capsys)[1].startswith("usage: sparkpin export TAG PLACE ")
 
 
 @pytest.mark.parametrize(
@@ -140,17 +118,6 @@ def test_what_a_task_is_given(line: str, given: dict[str, object]) -> None:
     assert TaskParser("sparkpin", name).read(words) == given
 
 
-def test_sparkpin_knows_its_version_and_its_project(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert typed("--version", capsys) == (0, f"sparkpin {sparkpin.__version__}\n", "")
-    monkeypatch.chdir("/")
-    assert typed("recipe list", capsys)[0] == 0
-    monkeypatch.setenv("SPARKPIN_PROJECT", str(tmp_path))
-    code, out, err = typed("recipe list", capsys)
-    assert (code, out) == (2, "") and f"{tmp_path} is no project" in err
-
-
 @pytest.mark.parametrize(
     ("line", "some", "exactly"),
     [
@@ -162,31 +129,25 @@ def test_sparkpin_knows_its_version_and_its_project(
         ("sparkpin keep v2 --note ", [], True),
         ("sparkpin recipe export a --format ", ["v1", "v2"], True),
         ("sparkpin recipe ", ["list", "check", "import", "show", "export"], False),
-        ("sparkpin recipe check --", ["--stack", "--json", "--help"], True),
         ("sparkpin --ver", ["--version"], False),
         ("sparkpin -q bu", ["build", "bump"], False),
     ],
 )
-def test_what_a_line_may_go_on_with(
-    home: Path, line: str, some: list[str], exactly: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_line_may_go_on_with(home: Path, line: str, some: list[str], exactly: bool, capsys: Capture) -> None:
     code, out, _ = typed(["--complete", "--", *line.split(" ")], capsys)
     found = out.splitlines()
     assert code == 0 and set(some) <= set(found)
     assert not exactly or found == some
 
 
-def test_bash_completes_the_word_under_the_cursor(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bash_completes_the_word_under_the_cursor(home: Path, tmp_path: Path, capsys: Capture) -> None:
     program = tmp_path / "sparkpin"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "from sparkpin.cli.line import main; main()" "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(PROGRAM)} "$@"\n')
     program.chmod(0o755)
-    script = typed("--print-completion-script bash", capsys)[1]
     hostile = home / "releases/hostile/v2-$(touch ran)-`touch ran`-0123456789ab.json"
     hostile.parent.mkdir()
     hostile.touch()
-    script += f"""
+    script = f"""{typed("--print-completion-script bash", capsys)[1]}
 tried() {{ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _sparkpin {program} "${{@: -1}}"; echo "${{COMPREPLY[*]}}"; }}
 tried sparkpin promote v2-
 tried sparkpin build --stage = v2-t
@@ -199,9 +160,7 @@ complete -p sparkpin
     assert typed("--print-completion-script fish", capsys)[0] == 2
 
 
-def test_a_broken_package_is_told_with_what_mends_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_broken_package_is_told_with_what_mends_it(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     def fail(program: str, words: list[str]) -> None:
         raise ModuleNotFoundError("No module named", name=words[0])
 
@@ -212,38 +171,32 @@ def test_a_broken_package_is_told_with_what_mends_it(
         typed("sparkpin.core", capsys)
 
 
-@pytest.fixture
-def copy(tmp_path: Path) -> CheckoutHere:
-    return CheckoutHere.make(tmp_path / "copy")
+def test_quiet_leaves_out_progress_and_verbose_adds_the_traceback_of_an_error(home: Path, capsys: Capture) -> None:
+    for line, quiet in (("--quiet recipe list", True), ("recipe list -q", True), ("recipe list", False)):
+        assert typed(line, capsys)[0] == 0
+        terminal.say("a line of progress")
+        assert ("a line" not in capsys.readouterr().err) == quiet
+    (code, _, brief), (same, _, long) = (typed(f"{option}promote nothing", capsys) for option in ("", "-v "))
+    assert "Traceback" not in brief and "Traceback" in long
+    assert code == same == 2 and long.endswith(brief)
 
 
-@pytest.mark.parametrize("line", ["--quiet recipe list", "recipe list -q"])
-def test_quiet_leaves_out_progress(copy: CheckoutHere, capfd: pytest.CaptureFixture[str], line: str) -> None:
-    assert copy.invoke(*line.split()).returncode == 0
-    terminal.say("a line of progress")
-    assert copy.invoke("recipe", "list").returncode == 0
-    terminal.say("another")
-    assert "a line" not in (said := capfd.readouterr().err) and "another" in said
-
-
-def test_verbose_adds_the_traceback_of_an_error(copy: CheckoutHere) -> None:
-    brief, long = (copy.invoke(*options, "promote", "nothing") for options in ([], ["-v"]))
-    assert "Traceback" not in brief.stderr and "Traceback" in long.stderr
-    assert brief.returncode == long.returncode == 2 and long.stderr.endswith(brief.stderr)
-
-
-def test_the_project_is_the_nearest_one_upwards(
-    tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_project_is_the_nearest_one_upwards_or_the_one_that_is_named(
+    tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     """The sources have a folder of the name `pins`, too."""
+    assert typed("--version", capsys) == (0, f"sparkpin {sparkpin.__version__}\n", "")
     monkeypatch.delenv("SPARKPIN_PROJECT", raising=False)
-    monkeypatch.chdir(project / "pins/models")
-    assert paths.project_folder() == project
-    monkeypatch.chdir(PROJECT / "src/sparkpin")
-    assert paths.project_folder() == PROJECT
-    monkeypatch.chdir("/")
-    assert paths.project_folder() == PROJECT, "a checkout's own code works on it from anywhere"
-    monkeypatch.setenv("SPARKPIN_PROJECT", str(tmp_path / "other"))
+    for folder, found in (
+        (project / "pins/models", project),
+        (PROJECT / "src/sparkpin", PROJECT),
+        (Path("/"), PROJECT),
+    ):
+        monkeypatch.chdir(folder)
+        assert paths.project_folder() == found, "a checkout's own code works on it from anywhere"
+    monkeypatch.setenv("SPARKPIN_PROJECT", str(tmp_path))
+    code, out, err = typed("recipe list", capsys)
+    assert (code, out) == (2, "") and f"{tmp_path} is no project" in err
     (project / "recipes/only-here.yaml").write_text((project / "recipes/scripted-tiny.yaml").read_text())
     line = f"sparkpin --project {project} up --recipe "
     assert "only-here" in typed(["--complete", "--", *line.split(" ")], capsys)[1]
@@ -255,21 +208,18 @@ def test_the_nearest_project_is_not_taken_from_another_user_who_only_made_it(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No second user is at hand in a test; where it runs as root, root's own folders are everybody's to trust."""
-    monkeypatch.delenv("SPARKPIN_PROJECT", raising=False)
-    monkeypatch.delenv("SUDO_UID", raising=False)
+    for name in ("SPARKPIN_PROJECT", "SUDO_UID"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(project / "recipes")
-    owner = project.stat().st_uid
-    if not owner:
-        os.chown(project, 4711, -1)
-        owner = 4711
+    owner = project.stat().st_uid or 4711
+    os.chown(project, owner, -1)
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     with pytest.raises(InputError, match="another user's project"):
         paths.project_folder()
-    monkeypatch.setenv("SPARKPIN_PROJECT", str(project))
-    assert paths.project_folder() == project, "named by a person"
-    monkeypatch.delenv("SPARKPIN_PROJECT")
-    monkeypatch.setenv("SUDO_UID", str(owner))
-    assert paths.project_folder() == project
+    for name, value in (("SPARKPIN_PROJECT", str(project)), ("SUDO_UID", str(owner))):  # named, or trusted, by a person
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert paths.project_folder() == project
 
 
 @pytest.mark.parametrize("line", ["--list", "--complete -- sparkpin", "images --jsn"])
@@ -277,8 +227,7 @@ def test_a_reader_that_has_gone_is_no_traceback(line: str) -> None:
     """141 as of a program that the signal ended, or what it would have ended with where it wrote to no pipe."""
     reader, writer = os.pipe()
     os.close(reader)
-    program = [sys.executable, "-c", "from sparkpin.cli.line import main; main()"]
-    done = subprocess.run([*program, *line.split()], cwd=PROJECT, stdout=writer, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run([*PROGRAM, *line.split()], cwd=PROJECT, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     wrote = "jsn" not in line
     assert (done.returncode, "Traceback" in done.stderr, "BrokenPipe" in done.stderr) == (141 if wrote else 2, 0, 0)
