@@ -18,6 +18,7 @@ from sparkpin.build.record import layer_file
 from sparkpin.distribute import export, layout, signing
 from sparkpin.distribute.layout import Row
 from sparkpin.distribute.signing import Keys
+from sparkpin.distribute.verify import evidence_of
 from sparkpin.image import oci
 from sparkpin.image.archive import BLOCK, END
 from sparkpin.image.layer_tar import read_layer
@@ -51,9 +52,9 @@ def layers_of(sample: Sample) -> dict[str, bytes]:
 
 def write_sample(sample: Sample, target: Path) -> Path:
     """A bundle, as `export` writes it from the layers that an engine gave it."""
-    rows = export.rows_of(sample.paths, sample.release, sample.records)
+    claimed = evidence_of(sample.paths, sample.release)
     layers = {diff_id: layout.slice_of(tar) for diff_id, tar in layers_of(sample).items()}
-    layout.write(target, export.layout_of(sample.release, sample.records, rows, layers))
+    layout.write(target, export.layout_of(claimed, claimed.data, layers))
     return target
 
 

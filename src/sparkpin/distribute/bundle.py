@@ -106,8 +106,7 @@ def read_bundle(source: str, made: bytes, image: bytes, found: Mapping[str, Slic
     if total > verify.PINS_LIMIT:
         raise Refused(f"its YAML files have {total:,} bytes; {verify.PINS_LIMIT:,} are allowed")
     require_no_secrets({name: small(data, title) for title, name in texts.items() if title in data})
-    evidence = {name: small(data, name) for name in layout.EVIDENCE if name in data}
-    claimed = Claimed(release, records, evidence, lambda sha256: data.get(layout.INPUTS + sha256))
+    claimed = Claimed(release, records, data)
     checks = verify.check_evidence(claimed, keys)
     verify.require([check for check in checks if not check.is_trust], release.tag)
     with pins_of(release, claimed.project_file) as project:

@@ -310,6 +310,12 @@ def read_index(found: Mapping[str, Slice]) -> tuple[bytes, bytes]:
     return small(found, oci.blob(row.artifact)), small(found, oci.blob(row.digest))
 
 
+def row_of(title: str, data: Slice) -> Row:
+    """A kept file lies under its hash, which is in its title; whether it is so is found when a layout is read."""
+    sha256 = title.partition("/")[2] if title.startswith((INPUTS, STORE)) else files.sha256_of(data)
+    return Row(title=title, digest=f"sha256:{sha256}", size=data.size)
+
+
 def rows_data(rows: Sequence[Row], found: Mapping[str, Slice]) -> dict[str, Slice]:
     """Title -> bytes, each of its size and hash."""
     data = {}

@@ -79,9 +79,6 @@ def model_inputs(project: Path, release: Release) -> ModelInputs:
     steps = checkpoint_steps(manifests.load_chain(project, release.stage), pin)
     lock = lock_for(pin, manifests.load_model_lock(project, pin), steps)
     used = sorted(used_repositories(pin, steps))
-    if missing := [name for name in used if name not in lock.repositories]:
-        cause = f"pins/models/{pin.name}.lock has no repository {missing[0]!r}"
-        raise IntegrityError(cause, next_step=f"invoke lock --model {pin.name}")
     parts = (fetched_of(lock.repositories[name], whole=pin.is_whole(name)) for name in used)
     return ModelInputs(tuple(parts), pin.is_made, lock.gguf.wheel if lock.gguf else None)
 
@@ -125,23 +122,18 @@ def deb(file: LockedFile, suite: str) -> Material:
 
 
 def package_url(kind: str, namespace: str, name: str, version: str, **more: Any) -> str:
-    """IntegrityError for what cannot be the name of a package: it may be a stranger who says so."""
-    try:
-        return PackageURL(kind, namespace, name, version, **more).to_string()
-    except ValueError as error:
-        raise IntegrityError(f"{kind} {namespace}/{name} {version}: {error}") from None
+    """ValueError for what cannot be the name of a package: it may be a stranger who says so."""
+    return PackageURL(kind, namespace, name, version, **more).to_string()
 
 
 def context_file(row: BuildInput, stage: str) -> Material:
+    """ValueError for a stranger's that has no name and version."""
     kinds: dict[str, Kind] = {"wheel": "wheel", "mod": "mod"}
     first, _, rest = row.what.partition(" ")
     kind = kinds.get(first)
     if kind is None and not row.path.startswith("tools/"):
         return Material("text", row.path, "", row.sha256, row.size, stage, "")
-    words = (rest if kind else row.what).split(" ")
-    if len(words) != 2 or not all(words):
-        raise IntegrityError(f"the record of {stage}: {row.path}: got {row.what!r}, expected a name and a version")
-    name, version = words
+    name, version = (rest if kind else row.what).split(" ")
     purl = package_url("pypi", "", name, version) if kind == "wheel" else ""
     return Material(kind or "tool", name, version, row.sha256, row.size, stage, purl, row.what.startswith(LOCKED))
 

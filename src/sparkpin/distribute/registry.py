@@ -8,6 +8,7 @@ NAME:<stage>-<key12>.release   the artifact that refers to it: record, SBOM, sta
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 
 from sparkpin.build.record import records_of
@@ -17,7 +18,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import count, say, size
 from sparkpin.distribute import bundle as bundles
-from sparkpin.distribute import engines, export, layout, materials, take_in, verify
+from sparkpin.distribute import export, layout, materials, take_in, verify
 from sparkpin.distribute.bundle import Bundle
 from sparkpin.distribute.layout import Refused, refusing
 from sparkpin.host.engine import Engine
@@ -71,7 +72,7 @@ def publish(paths: Paths, engine: Engine, release: Release, place: Registry, *, 
     return place
 
 
-def pull(paths: Paths, engine: Engine, place: Registry, *, unsigned: bool = False) -> take_in.Imported:
+def pull(paths: Paths, engine: Engine, place: Registry, *, unsigned: bool = False) -> Bundle:
     """Fetch the record, verify it, fetch the layers that the engine lacks, verify them, then go on as an import does.
 
     unsigned: take what nobody signed whom `allowed_signers` names, too. InputError for a place that names no release,
@@ -91,10 +92,9 @@ def pull(paths: Paths, engine: Engine, place: Registry, *, unsigned: bool = Fals
             step = "ask its maker to sign it (invoke verify TAG --sign) and to export it again; --unsigned takes it"
             verify.require([verify.demanded(check, step) for check in bundle.checks], str(place))
         take_in.require_no_conflict(paths, engine, bundle)
-        if not engines.is_there(engine, engines.images_of(bundle.release, bundle.records)):
-            fetch_layers(engine, place, folder, bundle, image)
-            with refusing(place):
-                bundle = bundles.with_layers(bundle, layout.read_folder(folder))
+        fetch_layers(place, folder, bundle, image, take_in.lacking_layers(paths, engine, bundle.release.diff_ids))
+        with refusing(place):
+            bundle = bundles.with_layers(bundle, layout.read_folder(folder))
         return take_in.take_in(paths, engine, bundle)
 
 
@@ -123,14 +123,12 @@ def fetch_record(place: Registry, made: bytes, folder: Path) -> bytes:
     return manifest_at(place, f"@{found.subject.digest}")
 
 
-def fetch_layers(engine: Engine, place: Registry, folder: Path, bundle: Bundle, image: bytes) -> None:
-    """Those that the engine lacks."""
+def fetch_layers(place: Registry, folder: Path, bundle: Bundle, image: bytes, lacking: Collection[str]) -> None:
     sizes = {layer.digest: layer.size for layer in bundle.image}
-    lacking = set(bundle.release.diff_ids[engines.present(engine, bundle.release.diff_ids) :])
     total = sum(sizes[one] for one in lacking)
     files.require_space(folder, total, "the image's layers", "SPARKPIN_CACHE")
     say(f"fetching {len(lacking)} of {count(len(sizes), 'layer')}, {size(total)}")
-    stand_ins = {one: folder / oci.blob(one) for one in sizes.keys() - lacking}
+    stand_ins = {one: folder / oci.blob(one) for one in sizes.keys() - {*lacking}}
     for digest, path in stand_ins.items():
         with path.open("wb") as file:  # a hole: skopeo takes the blob for fetched, and nobody reads it
             file.truncate(sizes[digest])

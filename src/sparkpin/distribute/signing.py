@@ -171,28 +171,26 @@ def attest(paths: Paths, release: Release, keys: Keys) -> Signer | None:
     so that none is ever wrong."""
     # These are slow to import, and most runs find all of it there.
     from sparkpin.build.record import records_of
-    from sparkpin.distribute.materials import materials_of, model_inputs
-    from sparkpin.distribute.statement import make_sbom, make_statement
+    from sparkpin.distribute.materials import model_inputs
+    from sparkpin.distribute.statement import Attested
 
-    records = records_of(paths, release)
     with project_of(paths, release) as project:
-        materials = materials_of(release, records, model_inputs(project, release))
-    sbom = make_sbom(release, materials)
-    statement = make_statement(release, records, materials, sbom)
+        made = Attested.of(release, records_of(paths, release), model_inputs(project, release))
     folder = Releases(paths).evidence(release)
     with Releases(paths).locked(release.recipe):
         path = folder / SIGNATURE
         old = path.read_bytes() if path.is_file() else b""
-        signature = sign(statement, keys.signing) if keys.signing else old
+        signature = sign(made.statement, keys.signing) if keys.signing else old
         signer = None
         if signature:  # else ssh-keygen need not be there
             with contextlib.suppress(IntegrityError):  # it is not over this statement
-                signer = verify(statement, signature, None)
+                signer = verify(made.statement, signature, None)
         if old and (signer is None or signature != old):
             path.unlink()  # first: a run that is killed leaves none beside a statement that it is not over
             if signer is None:
                 say(f"{release.tag}: the signature from before is removed: it is not over this statement")
-        for name, data in ((SBOM, sbom), (STATEMENT, statement), *([(SIGNATURE, signature)] if signer else [])):
+        signed = {SIGNATURE: signature} if signer else {}
+        for name, data in ({SBOM: made.sbom, STATEMENT: made.statement} | signed).items():
             with atomic_file(folder / name) as file:
                 file.write(data)
     return signer

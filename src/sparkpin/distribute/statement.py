@@ -12,6 +12,7 @@ import itertools
 import json
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -26,7 +27,7 @@ from in_toto_attestation.v1.statement import Statement  # type: ignore[import-un
 from packageurl import PackageURL
 
 from sparkpin.build.record import BuildRecord
-from sparkpin.distribute.materials import LISTED, Material, raw_sha256
+from sparkpin.distribute.materials import LISTED, Material, ModelInputs, materials_of, raw_sha256
 from sparkpin.image import oci
 from sparkpin.releases.record import SBOM, Release
 
@@ -36,10 +37,25 @@ BUILDER = "tag:sparkpin,2026:builder/local"  # the machine of whoever signs
 SERIALS = uuid.uuid5(uuid.NAMESPACE_URL, "tag:sparkpin,2026:sbom")
 
 
+@dataclass(frozen=True)
+class Attested:
+    """What is said of a release."""
+
+    sbom: bytes
+    statement: bytes
+
+    @classmethod
+    def of(cls, release: Release, records: Sequence[BuildRecord], models: ModelInputs) -> Attested:
+        """IntegrityError, ValueError, OverflowError where nothing can be made of what a stranger says."""
+        materials = materials_of(release, records, models)
+        sbom = make_sbom(release, materials)
+        return cls(sbom, make_statement(release, records, materials, sbom))
+
+
 def make_statement(
     release: Release, records: Sequence[BuildRecord], materials: Sequence[Material], sbom: bytes
 ) -> bytes:
-    """As JSON. OverflowError for a number of a stranger that none can hold."""
+    """As JSON."""
     predicate = Provenance()
     definition, details = predicate.build_definition, predicate.run_details
     definition.build_type = BUILD_TYPE

@@ -9,10 +9,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from sparkpin.build.consistent import IMPORTS, Import, imports_of, is_brought
 from sparkpin.build.record import BuildRecord, layer_file, record_file, records_with_key, write_record
@@ -22,30 +21,19 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.distribute import engines, layout, verify
 from sparkpin.distribute.bundle import Bundle, open_bundle
-from sparkpin.distribute.engines import saved_layers
 from sparkpin.distribute.materials import Part
-from sparkpin.distribute.verify import Check
 from sparkpin.fetch import model as hub
 from sparkpin.host.engine import Engine
-from sparkpin.image.layer_tar import read_layer
-from sparkpin.image.listing import contents_of, write_contents
+from sparkpin.image.listing import write_contents
 from sparkpin.releases.record import STATEMENT, Release, Releases, now
 
 HAPPENED = ("state", "smoke", "created", "build_seconds", "size", "host")  # another machine's record may differ here
 SPARE = 64 << 20  # bytes that stay free
 
 
-@dataclass(frozen=True)
-class Imported:
-    """checks: what was found out about the bundle."""
-
-    release: Release
-    checks: tuple[Check, ...]
-
-
 def import_bundle(
     paths: Paths, engine: Engine, path: Path, *, signed: bool = False, without: Collection[str] = ()
-) -> Imported:
+) -> Bundle:
     """Verify a file or the folder of a layout, load its image, keep its files, record its release: as built, for no
     smoke test ran here.
 
@@ -60,7 +48,8 @@ def import_bundle(
             return take_in(paths, engine, bundle)
 
 
-def take_in(paths: Paths, engine: Engine, bundle: Bundle) -> Imported:
+def take_in(paths: Paths, engine: Engine, bundle: Bundle) -> Bundle:
+    """Gives the bundle with the release as it is recorded here."""
     require_no_conflict(paths, engine, bundle)
     require_space(paths, bundle)
     images = engines.images_of(bundle.release, bundle.records)
@@ -70,10 +59,17 @@ def take_in(paths: Paths, engine: Engine, bundle: Bundle) -> Imported:
         engines.send(engine, images, bundle.layers, engines.present(engine, bundle.release.diff_ids))
     say("keeping its files")
     keep_files(paths, bundle)
-    keep_listings(paths, engine, bundle)
+    for diff_id, contents in bundle.listings.items():  # for `diff` and `why`
+        write_contents(layer_file(paths, diff_id), contents)
     keep_evidence(paths, bundle)
     release = Releases(paths).update(bundle.release.tag, lambda known: merged(paths, bundle, known))
-    return Imported(release, bundle.checks)
+    return dataclasses.replace(bundle, release=release)
+
+
+def lacking_layers(paths: Paths, engine: Engine, diff_ids: Sequence[str]) -> set[str]:
+    """Those of an image that the engine lacks, and those whose content is not listed here, as `diff` and `why` ask."""
+    below = engines.present(engine, diff_ids)
+    return {*diff_ids[below:], *(one for one in diff_ids if not layer_file(paths, one).is_file())}
 
 
 def merged(paths: Paths, bundle: Bundle, known: Release | None) -> Release:
@@ -167,18 +163,6 @@ def keep_file(bundle: Bundle, part: Part, target: Path) -> None:
         if digest.hexdigest() != part.sha256:
             step = "copy it to a disk of your own first"
             raise IntegrityError(f"{bundle.source} changed while it was read: {part.title}", next_step=step)
-
-
-def keep_listings(paths: Paths, engine: Engine, bundle: Bundle) -> None:
-    """What each layer holds, for `diff` and `why`: of the bytes that came, or of those that the engine has."""
-    lacking = {one for one in bundle.release.diff_ids if not layer_file(paths, one).is_file()}
-    for diff_id in lacking & bundle.listings.keys():
-        write_contents(layer_file(paths, diff_id), bundle.listings[diff_id])
-    if others := lacking - bundle.listings.keys():
-        with saved_layers(paths, engine, bundle.release) as layers:
-            for diff_id in others:
-                layer = read_layer(cast(BinaryIO, layers[diff_id]), everything=True)
-                write_contents(layer_file(paths, diff_id), contents_of(layer))
 
 
 def keep_evidence(paths: Paths, bundle: Bundle) -> None:

@@ -10,30 +10,29 @@ import contextlib
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
 from packaging.utils import canonicalize_name
-from pydantic import ValidationError
 
 from sparkpin.build.consistent import check_image, check_key, check_layers, check_records, has_statement, same
-from sparkpin.build.record import LOCKED, BuildRecord, records_of
+from sparkpin.build.record import BuildRecord, records_of
 from sparkpin.core.errors import BuildError, HostError, IntegrityError, SparkpinError
 from sparkpin.core.files import disk_errors, sha256_of
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import progress
-from sparkpin.core.terminal import count, printable, say
+from sparkpin.core.terminal import count, printable, say, size
 from sparkpin.distribute import digests, layout, signing
 from sparkpin.distribute.engines import saved_layers
-from sparkpin.distribute.materials import LISTED, materials_of, model_inputs, recorded
-from sparkpin.fetch.store import Store
+from sparkpin.distribute.materials import input_parts, model_inputs, recorded
 from sparkpin.host.engine import Engine
 from sparkpin.image.archive import Slice
 from sparkpin.pins.reading import LOCK_LIMIT
 from sparkpin.pins.schema import StackLock
-from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Release, Releases
+from sparkpin.releases.kept_inputs import lay_out
+from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Release, Releases, to_json
 
 OF_RECORDS = ("image", "layers", "release key", "build records", "kept inputs", "locks")
 OF_STATEMENT = ("statement", "SBOM", "signature")
@@ -68,17 +67,23 @@ class Check:
 
 @dataclass(frozen=True)
 class Claimed:
-    """What is said about a release, before any of it is believed."""
+    """What is said about a release, before any of it is believed.
+
+    records: of the whole chain, first stage first; data: title of a row, as in a layout -> bytes, of what is there;
+    attested: whoever made the release left a statement, so that its absence is wrong.
+    """
 
     release: Release
-    records: tuple[BuildRecord, ...]  # of the whole chain, first stage first, as read from their files
-    files: Mapping[str, bytes] = field(default_factory=dict)  # name of the evidence -> bytes, as far as it is there
-    read: Callable[[str], Slice | None] = lambda sha256: None  # gives the kept input of a SHA-256, or None
-    attested: bool = False  # whoever made the release left a statement, so that its absence is wrong
+    records: tuple[BuildRecord, ...]
+    data: Mapping[str, Slice]
+    attested: bool = False
+
+    def file(self, title: str) -> bytes | None:
+        return layout.small(self.data, title) if title in self.data else None
 
     def input(self, name: str, sha256: str | None) -> Slice:
         """A kept input, whose bytes were hashed. IntegrityError."""
-        found = self.read(sha256) if sha256 else None
+        found = self.data.get(f"{layout.INPUTS}{sha256}")
         if found is None:
             raise IntegrityError(f"{name} (sha256={sha256}) is missing")
         same(f"{name}: sha256", sha256_of(found), sha256)
@@ -114,6 +119,8 @@ def checked(what: str, check: Callable[[], str]) -> Check:
         return Check(what, "ok", check())
     except (IntegrityError, BuildError) as error:
         return Check(what, "wrong", error.message, error.next_step)
+    except (ValueError, OverflowError) as error:  # by what reads or writes what a stranger said
+        return Check(what, "wrong", f"it cannot be read, or nothing can be made of it: {error}")
 
 
 def require(
@@ -154,22 +161,16 @@ def conclusion(checks: Sequence[Check]) -> str:
 
 def check_kept(evidence: Claimed) -> str:
     """All that no lock names: sparkpin keeps its bytes."""
-    wanted = dict(evidence.release.inputs)
-    for record in evidence.records:
-        own = [row for row in record.context if not row.what.startswith(LOCKED)]
-        wanted |= {f"{record.stage}: {row.path}": row.sha256 for row in own}
-    for name, sha256 in wanted.items():
-        evidence.input(name, sha256)
-    return f"{len(wanted)} of {len(wanted)} hashes agree with the kept bytes"
+    parts = input_parts(evidence.release, evidence.records)
+    for part in parts:
+        evidence.input(part.what, part.sha256)
+    return f"{count(len(parts), 'file')} with the recorded hashes"
 
 
 def check_locks(evidence: Claimed) -> str:
     """The Debian packages and wheels of the builds are those that the release's own lock names."""
     path = f"pins/stacks/{evidence.release.stack}.lock"
-    try:
-        lock = StackLock.model_validate_json(evidence.project_file(path))
-    except ValidationError as error:
-        raise IntegrityError(f"{path} cannot be read: {error.errors()[0]['msg']}") from None
+    lock = StackLock.model_validate_json(evidence.project_file(path))
     locked = {("deb", file.name, file.version, file.sha256) for file in lock.debs}
     locked |= {("wheel", canonicalize_name(file.name), file.version, file.sha256) for file in lock.wheels}
     used = [material for material in recorded(evidence.release, evidence.records) if material.locked]
@@ -184,37 +185,35 @@ def check_statement(evidence: Claimed) -> list[Check]:
 
     Both follow from records and locks alone, so they have to be, to the byte, what is made of these now.
     """
-    from sparkpin.distribute import statement  # slow to import, and every task imports this module
+    from sparkpin.distribute.statement import Attested  # slow to import, and every task imports this module
 
-    data, bill = evidence.files.get(STATEMENT), evidence.files.get(SBOM)
+    data = evidence.file(STATEMENT)
     if data is None:
         step = f"invoke verify {evidence.release.tag} --sign makes it again, of what the records say"
         if evidence.attested:
             return [Check("statement", "wrong", "there is none, and whoever made the release left one", step)]
         return [Check("statement", "open", "there is none: the bundle came without one")]
-    try:
+    made = list[Attested]()
+
+    def statement() -> str:
         with pins_of(evidence.release, evidence.project_file) as project:
             models = model_inputs(project, evidence.release)
-        materials = materials_of(evidence.release, evidence.records, models)
-        made_bill = statement.make_sbom(evidence.release, materials)
-        made = statement.make_statement(evidence.release, evidence.records, materials, made_bill)
-    except (IntegrityError, ValueError, OverflowError) as error:
-        why = getattr(error, "message", f"none can be made of what the records say: {error}")
-        return [Check("statement", "wrong", why, getattr(error, "next_step", ""))]
-    listed = sum(material.kind in LISTED for material in materials)
-    return [
-        checked("statement", lambda: same_text(data, made, f"{len(materials)} inputs with their hashes")),
-        checked("SBOM", lambda: same_text(bill, made_bill, f"{listed} components with their hashes")),
-    ]
+        made.append(Attested.of(evidence.release, evidence.records, models))
+        return same_text(data, made[0].statement)
+
+    checks = [checked("statement", statement)]
+    if made:
+        checks.append(checked("SBOM", lambda: same_text(evidence.file(SBOM), made[0].sbom)))
+    return checks
 
 
-def same_text(got: bytes | None, made: bytes, names: str) -> str:
+def same_text(got: bytes | None, made: bytes) -> str:
     """IntegrityError that shows the first line in which a file differs from what is made of the records."""
     if got is None:
         raise IntegrityError("there is none, and the statement names one")
     for number, (found, expected) in enumerate(zip_longest(got.split(b"\n"), made.split(b"\n")), 1):
         same(f"line {number}", found, expected)
-    return f"names {names}, as the records do"
+    return f"{size(len(got))}, to the byte what follows from the records"
 
 
 @contextlib.contextmanager
@@ -224,16 +223,15 @@ def pins_of(release: Release, read: Callable[[str], bytes]) -> Iterator[Path]:
     Their names must be such that they lie in it (`names.is_plain`). IntegrityError for too many of them, and for a pin
     that `manifests` does not take in the body, DiskError.
     """
-    names, total = [name for name in release.inputs if PINS.fullmatch(name)], 0
+    names, pins = [name for name in release.inputs if PINS.fullmatch(name)], dict[str, bytes]()
     with tempfile.TemporaryDirectory(prefix="sparkpin-pins-") as folder:
         for name in names:
-            data, target = read(name), Path(folder, name)
-            total += len(data)
+            pins[name] = read(name)
+            total = sum(map(len, pins.values()))
             if len(names) > PINS_ALLOWED or total > PINS_LIMIT:
                 raise IntegrityError(f"{release.tag} has {len(names):,} pins of {total:,} bytes: too many to be read")
-            with disk_errors(Path(folder)):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(data)
+        with disk_errors(Path(folder)):
+            lay_out(Path(folder), pins, ())
         try:
             yield Path(folder)
         except (SparkpinError, *layout.MISFITS) as error:
@@ -242,7 +240,7 @@ def pins_of(release: Release, read: Callable[[str], bytes]) -> Iterator[Path]:
 
 
 def check_signature(evidence: Claimed, keys: signing.Keys) -> Check:
-    statement, signature = evidence.files.get(STATEMENT), evidence.files.get(SIGNATURE)
+    statement, signature = evidence.file(STATEMENT), evidence.file(SIGNATURE)
     if signature is None:
         return Check("signature", "open", "not signed")
     if statement is None:
@@ -262,15 +260,17 @@ def check_signature(evidence: Claimed, keys: signing.Keys) -> Check:
 
 
 def evidence_of(paths: Paths, release: Release) -> Claimed:
-    """IntegrityError when a build record is gone or damaged."""
-    folder, kept = Releases(paths).evidence(release), Store(paths.inputs)
-
-    def read(sha256: str) -> Slice | None:
-        path = kept.path(sha256)
-        return layout.slice_of(path.read_bytes()) if path.is_file() else None
-
-    files = {name: (folder / name).read_bytes() for name in layout.EVIDENCE if (folder / name).is_file()}
-    return Claimed(release, records_of(paths, release), files, read, attested=has_statement(paths, release))
+    """Of this machine. The record is as it was built: what this machine made of it (current, passed) is its own
+    business. IntegrityError when a build record is gone or damaged."""
+    records, folder = records_of(paths, release), Releases(paths).evidence(release)
+    small = {layout.RELEASE: layout.as_json(to_json(replace(release, state="built", smoke=None)))}
+    for record in records:
+        small[f"{layout.IMAGES}{record.key}.json"] = layout.as_json(record.model_dump(mode="json", by_alias=True))
+    places = {name: folder / name for name in layout.EVIDENCE}
+    places |= {part.title: part.place(paths) for part in input_parts(release, records)}
+    data = {title: layout.slice_of(content) for title, content in small.items()}
+    data |= {title: layout.WholeFile(path) for title, path in places.items() if path.is_file()}
+    return Claimed(release, records, data, has_statement(paths, release))
 
 
 def check_published(project: Path, release: Release, records: Sequence[BuildRecord], allowed: Path | None) -> Check:

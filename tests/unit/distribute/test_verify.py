@@ -23,8 +23,9 @@ from sparkpin.cli.evidence import step_of
 from sparkpin.core.errors import EngineError, IntegrityError, ManifestError
 from sparkpin.core.files import write_json
 from sparkpin.core.names import is_plain
+from sparkpin.distribute import layout
 from sparkpin.distribute import verify as verifying
-from sparkpin.distribute.layout import slice_of
+from sparkpin.distribute.layout import INPUTS, slice_of
 from sparkpin.distribute.signing import Keys, UntrustedError, attest
 from sparkpin.distribute.verify import (
     LAYERS,
@@ -55,6 +56,20 @@ def keys(signing_key: Path, tmp_path: Path) -> Keys:
     return Keys(signing_key, allowed)
 
 
+def without(evidence: Claimed, *titles: str) -> Claimed:
+    return dataclasses.replace(evidence, data={name: one for name, one in evidence.data.items() if name not in titles})
+
+
+def with_file(evidence: Claimed, title: str, data: bytes) -> Claimed:
+    return dataclasses.replace(evidence, data={**evidence.data, title: slice_of(data)})
+
+
+def text(evidence: Claimed, title: str) -> bytes:
+    found = evidence.file(title)
+    assert found is not None
+    return found
+
+
 def found(checks: list[Check], result: str) -> list[str]:
     return [check.what for check in checks if check.result == result]
 
@@ -68,7 +83,7 @@ def test_a_signed_release_holds(signed: Sample, keys: Keys) -> None:
 
 
 def test_what_is_not_there_is_said(sample: Sample) -> None:
-    checks = check_evidence(sample.evidence(files={}), Keys())
+    checks = check_evidence(without(sample.evidence(), *layout.EVIDENCE), Keys())
     assert (found(checks, "open"), found(checks, "wrong")) == (["statement", "signature"], [])
 
 
@@ -125,14 +140,12 @@ def test_signatures(signed: Sample, keys: Keys, case: str, result: str, error: t
     """result: of the check; error: where a signature is required. What lacks trust alone is no damage."""
     assert keys.allowed
     evidence = signed.evidence()
-    files = dict(evidence.files)
     if case == "a stranger":
         keys.allowed.write_text("")
     elif case == "of another statement":
-        files[STATEMENT] += b"\n"
+        evidence = with_file(evidence, STATEMENT, text(evidence, STATEMENT) + b"\n")
     elif case in ("no statement", "unsigned"):
-        del files[STATEMENT if case == "no statement" else SIGNATURE]
-    evidence = dataclasses.replace(evidence, files=files)
+        evidence = without(evidence, STATEMENT if case == "no statement" else SIGNATURE)
     checks = check_evidence(evidence, Keys() if case == "nobody is configured" else keys)
     assert (checks[-1].what, checks[-1].result) == ("signature", result)
     if error is None:
@@ -165,19 +178,20 @@ def written(value: object, *, sort_keys: bool = False) -> bytes:
 
 
 def statement(evidence: Claimed, change: Callable[[dict[str, Any]], object]) -> Claimed:
-    value = json.loads(evidence.files[STATEMENT])
+    value = json.loads(text(evidence, STATEMENT))
     change(value)
-    return dataclasses.replace(evidence, files={**evidence.files, STATEMENT: written(value, sort_keys=True)})
+    return with_file(evidence, STATEMENT, written(value, sort_keys=True))
 
 
 def bill(evidence: Claimed, change: Callable[[dict[str, Any]], object]) -> Claimed:
     """An SBOM with other content, which the statement names."""
-    value = json.loads(evidence.files[SBOM])
+    value = json.loads(text(evidence, SBOM))
     change(value)
     data = written(value)
     row = {"sha256": hashlib.sha256(data).hexdigest()}
-    evidence = dataclasses.replace(evidence, files={**evidence.files, SBOM: data})
-    return statement(evidence, lambda v: v["predicate"]["runDetails"]["byproducts"][0].update(digest=row))
+    return statement(
+        with_file(evidence, SBOM, data), lambda v: v["predicate"]["runDetails"]["byproducts"][0].update(digest=row)
+    )
 
 
 def inputs(value: dict[str, Any]) -> list[dict[str, Any]]:
@@ -205,12 +219,11 @@ def package(evidence: Claimed, **changes: Any) -> Claimed:
 
 def kept(evidence: Claimed, path: str, data: bytes | None) -> Claimed:
     """The release's record names other bytes for a project file, which are kept, too (or nothing is kept at all)."""
-    read, wanted = evidence.read, evidence.release.inputs[path]
     if data is None:
-        return dataclasses.replace(evidence, read=lambda sha256: None if sha256 == wanted else read(sha256))
+        return without(evidence, f"{INPUTS}{evidence.release.inputs[path]}")
     sha256 = hashlib.sha256(data).hexdigest()
     changed = release(evidence, inputs={**evidence.release.inputs, path: sha256})
-    return dataclasses.replace(changed, read=lambda name: slice_of(data) if name == sha256 else read(name))
+    return with_file(changed, f"{INPUTS}{sha256}", data)
 
 
 ZERO, NESTED = "0" * 64, "[" * 100_000
@@ -247,7 +260,7 @@ TAMPERED: dict[str, tuple[str, Callable[[Claimed], Claimed]]] = {
     "kept input lost": ("kept inputs", lambda e: kept(e, STAGE, None)),
     "kept input of other bytes": (
         "kept inputs",
-        lambda e: dataclasses.replace(e, read=lambda sha256: slice_of(b"other")),
+        lambda e: with_file(e, f"{INPUTS}{e.release.inputs[STAGE]}", b"other"),
     ),
     "wheel that no lock names": ("locks", lambda e: context(e, 0, "wheel torch", sha256=ZERO)),
     "lock of another time": ("locks", lambda e: kept(e, LOCK, b"{}")),
@@ -267,10 +280,10 @@ TAMPERED: dict[str, tuple[str, Callable[[Claimed], Claimed]]] = {
     "a number beyond all numbers": ("statement", lambda e: record(e, 0, epoch=10**400, seal=10**400)),
     "other Dockerfile": ("statement", lambda e: record(e, 0, dockerfile="FROM scratch\n")),
     "other time": ("statement", lambda e: release(e, created="2020-01-01T00:00:00Z")),
-    "SBOM gone": ("SBOM", lambda e: dataclasses.replace(e, files={STATEMENT: e.files[STATEMENT]})),
+    "SBOM gone": ("SBOM", lambda e: without(e, SBOM)),
     "SBOM that the statement does not name": (
         "SBOM",
-        lambda e: dataclasses.replace(e, files={**e.files, SBOM: e.files[SBOM] + b" "}),
+        lambda e: with_file(e, SBOM, text(e, SBOM) + b" "),
     ),
     **{f"SBOM with {name}": ("SBOM", functools.partial(bill, change=change)) for name, change in BILLS.items()},
     **{name: ("statement", functools.partial(statement, change=change)) for name, change in STATEMENTS.items()},
@@ -288,8 +301,8 @@ def test_tampering_is_found(sample: Sample, case: str) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"null", b"[" * 100_000, b'{"predicate": 1}'])
 def test_what_is_no_statement_at_all(sample: Sample, data: bytes) -> None:
-    files = {**sample.evidence().files, STATEMENT: data}
-    assert found(check_evidence(sample.evidence(files=files), Keys()), "wrong") == ["statement"]
+    checks = check_evidence(with_file(sample.evidence(), STATEMENT, data), Keys())
+    assert found(checks, "wrong") == ["statement"]
 
 
 ELSEWHERE = ["", "/a", "a//b", "a/../b", "a/.git", "a\\b"]
@@ -300,7 +313,7 @@ PLAIN = ["a/b.py", "mods/x/a note (1).txt", "é", "..a", ".github/x"]
     "name", [*PLAIN, "", "/a", "a//b", "a/../b", "a/.git", "a\\b", "a\nb", "\udcff", "\u202e", "a" * 256]
 )
 def test_names_of_project_files(sample: Sample, name: str) -> None:
-    evidence = release(sample.evidence(files={}), inputs={**sample.release.inputs, name: ZERO})
+    evidence = release(without(sample.evidence(), STATEMENT), inputs={**sample.release.inputs, name: ZERO})
     assert is_plain(name) == (name in PLAIN)
     assert "release key" in found(check_evidence(evidence, Keys()), "ok" if name in PLAIN else "wrong")
 
@@ -326,7 +339,7 @@ def test_the_next_step_is_none_that_goes_by_what_is_wrong(sample: Sample, wrong:
 
 
 def test_the_conclusion_names_what_was_not_checked(sample: Sample) -> None:
-    checks = check_evidence(sample.evidence(files={STATEMENT: b"{}"}), Keys())
+    checks = check_evidence(with_file(without(sample.evidence(), *layout.EVIDENCE), STATEMENT, b"{}"), Keys())
     missed = set(conclusion(checks).partition("not checked: ")[2].split(", "))
     assert missed >= {*found(checks, "open"), f"{LAYERS} (--deep)"} and not missed & {*found(checks, "ok")}
 
