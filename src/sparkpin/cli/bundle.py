@@ -11,25 +11,25 @@ from sparkpin.core.errors import InputError
 from sparkpin.core.files import atomic_folder, output_file
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import count, show, size
-from sparkpin.distribute import engines, registry, take_in
+from sparkpin.distribute import engines, machine, registry, take_in
 from sparkpin.distribute import export as exporting
 from sparkpin.host.engine import engine_of
 from sparkpin.host.skopeo import Registry
 from sparkpin.releases import remote
 from sparkpin.releases.record import SIGNATURE, Release, Releases
 
-Kind = Literal["file", "registry", "engine"]
+Kind = Literal["file", "registry", "machine"]
 FITS: Mapping[Kind, tuple[str, ...]] = {
     "file": ("--with-store", "--require-signature"),
     "registry": ("--redistribute", "--ca", "--unsigned"),
-    "engine": ("--with-checkpoint", "--deep"),
+    "machine": ("--with-checkpoint", "--deep", "--require-signature"),
 }
 
 
 def kind_of(place: str) -> Kind:
     if place.startswith("oci://"):
         return "registry"
-    return "engine" if place.startswith(("ssh://", "unix://", "tcp://")) else "file"
+    return "machine" if place.startswith(("ssh://", "unix://", "tcp://")) else "file"
 
 
 def require_fitting(kind: Kind, **given: object) -> None:
@@ -66,7 +66,7 @@ def export(
     release = Releases(paths).get(tag)
     if kind == "registry":
         to_registry(paths, release, Registry.parse(place, ca), agreed=redistribute)
-    elif kind == "engine":
+    elif kind == "machine":
         to_engine(paths, release, place, checkpoint=with_checkpoint, deep=deep)
     else:
         to_file(paths, release, place, store=with_store)
@@ -106,20 +106,30 @@ def to_engine(paths: Paths, release: Release, url: str, *, checkpoint: bool, dee
 
 @task("prove and carry")
 def import_(
-    place: Annotated[str, "a file that `export` wrote, or oci://HOST/NAME:TAG (or @sha256:DIGEST) of a registry"],
+    place: Annotated[
+        str, "what `export` wrote, oci://HOST/NAME:TAG (or @sha256:DIGEST) of a registry, or ssh://HOST[/CHECKOUT]"
+    ],
+    tag: Annotated[str | None, "release of the machine behind ssh://"] = None,
     *,
-    require_signature: Annotated[bool, "file: refuse what nobody signed whom allowed_signers names"] = False,
+    require_signature: Annotated[bool, "file, ssh: refuse what nobody signed whom allowed_signers names"] = False,
     unsigned: Annotated[bool, "registry: take what nobody signed whom allowed_signers names, too"] = False,
     ca: Authority = "",
 ) -> None:
-    """Verify a release that was exported, then take it in."""
+    """Verify a release that was exported, or that another machine exports now, then take it in.
+
+    invoke import v2-tq.tar
+    invoke import ssh://me@spark2/home/me/sparkpin v2-tq
+    """
     kind = kind_of(place)
     require_fitting(kind, require_signature=require_signature, unsigned=unsigned, ca=ca)
     paths = Paths.from_env()
-    if kind == "engine":
-        step = "on that machine: invoke export TAG ssh://user@this-host"
-        raise InputError(f"{place}: a release is taken in from a file or a registry", next_step=step)
-    if kind == "registry":
+    if (kind == "machine") != bool(tag):
+        raise InputError(
+            f"{place}: a tag goes with ssh:// and with nothing else", next_step="invoke import ssh://HOST TAG"
+        )
+    if tag:
+        done = machine.pull(paths, engine_of(paths), place, tag, signed=require_signature)
+    elif kind == "registry":
         done = registry.pull(paths, engine_of(paths), Registry.parse(place, ca), unsigned=unsigned)
     else:
         done = take_in.import_bundle(paths, engine_of(paths), Path(place), signed=require_signature)

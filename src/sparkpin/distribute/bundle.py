@@ -63,7 +63,7 @@ class Bundle:
 
 
 @contextlib.contextmanager
-def open_bundle(path: Path, keys: Keys | None = None, *, without: Collection[str] = ()) -> Iterator[Bundle]:
+def open_bundle(path: Path, keys: Keys | None = None, without: Collection[str] = ()) -> Iterator[Bundle]:
     """The release in a file or in the folder of a layout, after all of it was verified; nothing is written.
 
     keys: as of `read_bundle`; without: diff IDs of layers that need not be there.

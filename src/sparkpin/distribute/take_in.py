@@ -41,7 +41,7 @@ def import_bundle(
     Raises IntegrityError, before anything changes, for a bundle that is not whole and true or that contradicts what
     this machine has.
     """
-    with open_bundle(path, without=without) as bundle:
+    with open_bundle(path, None, without) as bundle:
         if signed:
             verify.require([verify.demanded(check) for check in bundle.checks], str(path))
         with locks.claim(paths):

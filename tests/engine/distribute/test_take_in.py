@@ -17,16 +17,18 @@ from carried_release import CHECKOUT, Source, carried_release
 from checkout import INVOKE
 from heard import heard
 from private_engine import file_layer, load_image
+from ssh_host import SshHost, ssh_host
 
 from sparkpin.build import consistent, make
 from sparkpin.build import image as build
 from sparkpin.build.consistent import IMPORTS
 from sparkpin.build.pair import pair
 from sparkpin.build.record import is_imported, layer_file, records_of
-from sparkpin.core.errors import DiskError, IntegrityError
+from sparkpin.core.errors import DiskError, InputError, IntegrityError, NetworkError
 from sparkpin.core.paths import Paths
 from sparkpin.distribute.bundle import Bundle, open_bundle
 from sparkpin.distribute.export import export
+from sparkpin.distribute.machine import pull
 from sparkpin.distribute.signing import ensure_attested
 from sparkpin.distribute.take_in import import_bundle, require_no_conflict
 from sparkpin.host import fingerprint
@@ -218,3 +220,64 @@ def test_statements_of_two_machines_are_not_mixed(source: Source, bundle: Path, 
     (here / STATEMENT).write_text("ours")
     import_bundle(paths, empty, bundle)
     assert (here / STATEMENT).read_text() == "ours" and not (here / SBOM).exists() and not (here / SIGNATURE).exists()
+
+
+FAR = """#!/bin/sh
+export SPARKPIN_HOME={home} SPARKPIN_CACHE={cache} DOCKER_HOST={engine} PYTHONPATH={code}
+exec {python} -c "from sparkpin.cli.line import main; main()" "$@"
+"""
+RSYNC = """#!/bin/sh
+echo "$@" >>{log}
+[ -e {broken} ] || exec {rsync} "$@"
+{rsync} --max-size=20k "$@"
+exit 30
+"""
+
+
+@pytest.fixture
+def far(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshHost]:
+    """The source's machine behind a real ssh server, with a checkout in the folder `far`; rsync breaks off where there
+    is a file `broken`."""
+    rsync, folder = shutil.which("rsync"), tmp_path / "far/.venv/bin"
+    if not rsync:
+        pytest.skip("needs rsync (apt-get install rsync)")
+    folder.mkdir(parents=True)
+    names = {"home": source.paths.home, "cache": source.paths.cache, "engine": source.engine.host["DOCKER_HOST"]}
+    (folder / "sparkpin").write_text(FAR.format(**names, code=CHECKOUT / "src", python=sys.executable))
+    with ssh_host(tmp_path / "ssh", names["engine"]) as host:
+        wrapped = RSYNC.format(log=tmp_path / "rsync.log", broken=tmp_path / "broken", rsync=rsync)
+        (host.folder / "bin/rsync").write_text(wrapped)
+        for script in (folder / "sparkpin", host.folder / "bin/rsync"):
+            script.chmod(0o755)
+        monkeypatch.setenv("PATH", host.path)
+        yield host
+
+
+def test_from_another_machine(source: Source, paths: Paths, empty: Engine, tmp_path: Path, far: SshHost) -> None:
+    """A run that was cut is gone on from; what was damaged meanwhile is refused, and fetched again."""
+    base, _, top = source.releases
+    url = f"ssh://root@127.0.0.1:{far.port}{tmp_path}/far"
+    left, broken = set(Path("/var/tmp").glob("sparkpin-*")), tmp_path / "broken"
+    broken.touch()
+    with pytest.raises(NetworkError):
+        pull(paths, empty, url, base.tag)
+    assert not Releases(paths).all() and not empty.client.images.list()
+    came = [path for path in paths.work.glob("pull-*/blobs/sha256/*") if path.stat().st_size > 1000]
+    came[0].write_bytes(bytes([came[0].read_bytes()[0] ^ 1]) + came[0].read_bytes()[1:])
+    broken.unlink()
+    with pytest.raises(IntegrityError):
+        pull(paths, empty, url, base.tag)
+    assert not Releases(paths).all() and not empty.client.images.list()
+    assert pull(paths, empty, url, base.tag).release == dataclasses.replace(base, state="built")
+    assert pull(paths, empty, url, top.tag).release.tag == top.tag
+    image, last = empty.image(top.tag), (tmp_path / "rsync.log").read_text().splitlines()[-1]
+    assert image and image.config_digest == top.image
+    assert [diff_id[7:] in last for diff_id in top.diff_ids] == [one in base.diff_ids for one in top.diff_ids]
+    with pytest.raises(NetworkError):
+        pull(paths, empty, url, f"x'; touch {tmp_path}/owned; '")
+    far.refuse()
+    with pytest.raises(NetworkError):
+        pull(paths, empty, url, top.tag)
+    with pytest.raises(InputError):
+        pull(paths, empty, "ssh://-oProxyCommand=x", top.tag)
+    assert set(Path("/var/tmp").glob("sparkpin-*")) == left and not (tmp_path / "owned").exists()

@@ -106,6 +106,7 @@ REFUSED = [
     (commands_bundle.import_, "in.tar", {"ca": "x.pem"}),
     (commands_bundle.import_, "oci://host/name:tag", {"require_signature": True}),
     (commands_bundle.import_, "ssh://host", {}),
+    (commands_bundle.import_, "in.tar", {"tag": "v2"}),
 ]
 
 
