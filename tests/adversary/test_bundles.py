@@ -12,7 +12,7 @@ from bundle_samples import sample_of, write_sample
 
 from sparkpin.core.errors import IntegrityError
 from sparkpin.core.paths import Paths
-from sparkpin.distribute import take_in
+from sparkpin.distribute import transfer
 from sparkpin.host.engine import Engine
 
 EACH = 25
@@ -63,6 +63,6 @@ def test_what_was_changed_is_refused(
         harm(data, chance)
         path.write_bytes(data)
         with pytest.raises(IntegrityError) as caught:
-            take_in.import_bundle(paths, cast(Engine, None), path)
+            transfer.import_bundle(paths, cast(Engine, None), path)
         assert caught.value.next_step
         assert [child.name for child in tmp_path.iterdir()] == ["bad.tar"]

@@ -30,7 +30,7 @@ from sparkpin.build.record import read_record
 from sparkpin.core.files import PARTIAL
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import UNSEALED
-from sparkpin.distribute.export import export
+from sparkpin.distribute.transfer import export
 from sparkpin.fetch.store import Store
 from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests

@@ -15,7 +15,7 @@ from typing import Any
 from evidence_samples import Sample, layer_tar, make_sample
 
 from sparkpin.build.record import layer_file
-from sparkpin.distribute import export, layout, signing
+from sparkpin.distribute import layout, signing, transfer
 from sparkpin.distribute.layout import Row
 from sparkpin.distribute.signing import Keys
 from sparkpin.distribute.verify import evidence_of
@@ -54,7 +54,7 @@ def write_sample(sample: Sample, target: Path) -> Path:
     """A bundle, as `export` writes it from the layers that an engine gave it."""
     claimed = evidence_of(sample.paths, sample.release)
     layers = {diff_id: layout.slice_of(tar) for diff_id, tar in layers_of(sample).items()}
-    layout.write(target, export.layout_of(claimed, claimed.data, layers))
+    layout.write(target, transfer.layout_of(claimed, claimed.data, layers))
     return target
 
 

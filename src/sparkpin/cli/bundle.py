@@ -11,8 +11,7 @@ from sparkpin.core.errors import InputError
 from sparkpin.core.files import atomic_folder, output_file
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import count, show, size
-from sparkpin.distribute import engines, machine, registry, take_in
-from sparkpin.distribute import export as exporting
+from sparkpin.distribute import engines, machine, registry, transfer
 from sparkpin.host.engine import engine_of
 from sparkpin.host.skopeo import Registry
 from sparkpin.releases import remote
@@ -77,9 +76,9 @@ def to_file(paths: Paths, release: Release, place: str, *, store: bool) -> None:
     engine, target = engine_of(paths), output_file("PLACE", place, like=f"{release.name}.tar")
     if place.endswith("/"):
         with atomic_folder(target) as folder:
-            written = exporting.export(paths, engine, release, folder, store=store)
+            written = transfer.export(paths, engine, release, folder, store=store)
     else:
-        written = exporting.export(paths, engine, release, target, store=store)
+        written = transfer.export(paths, engine, release, target, store=store)
     show(f"{place}: {release.tag}, {size(written)}")
     if not store:
         show("the other machine fetches what its checkpoint is made of (--with-store: it needs no network)")
@@ -115,7 +114,7 @@ def import_(
     unsigned: Annotated[bool, "registry: take what nobody signed whom allowed_signers names, too"] = False,
     ca: Authority = "",
 ) -> None:
-    """Verify a release that was exported, or that another machine exports now, then take it in.
+    """Verify a release that was exported, then take it in.
 
     invoke import v2-tq.tar
     invoke import ssh://me@spark2/home/me/sparkpin v2-tq
@@ -132,7 +131,7 @@ def import_(
     elif kind == "registry":
         done = registry.pull(paths, engine_of(paths), Registry.parse(place, ca), unsigned=unsigned)
     else:
-        done = take_in.import_bundle(paths, engine_of(paths), Path(place), signed=require_signature)
+        done = transfer.import_bundle(paths, engine_of(paths), Path(place), signed=require_signature)
     for check in done.checks:
         show(check.line)
     show(f"{done.release.tag} is here, {done.release.state}: another machine's smoke test proves nothing here")

@@ -57,10 +57,6 @@ class Bundle:
     layers: Mapping[str, Slice] = dataclasses.field(default_factory=dict)
     listings: Mapping[str, Contents] = dataclasses.field(default_factory=dict)
 
-    @property
-    def has_store(self) -> bool:
-        return any(title.startswith(layout.STORE) for title in self.data)
-
 
 @contextlib.contextmanager
 def open_bundle(path: Path, keys: Keys | None = None, without: Collection[str] = ()) -> Iterator[Bundle]:
@@ -112,7 +108,7 @@ def read_bundle(source: str, made: bytes, image: bytes, found: Mapping[str, Slic
     with pins_of(release, claimed.project_file) as project:
         demands = check_demands(project, release)
         parts = materials.input_parts(release, records)
-        if any(title.startswith(layout.STORE) for title in data):
+        if layout.has_store(data):
             parts += materials.stored_parts(records, model_inputs(project, release))
     require_rows(rows, records, parts)
     if made != layout.artifact(release.tag, rows, image):

@@ -25,7 +25,7 @@ import re
 import struct
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -308,6 +308,10 @@ def read_index(found: Mapping[str, Slice]) -> tuple[bytes, bytes]:
     with reading(oci.INDEX):
         (row,) = Index.model_validate_json(small(found, oci.INDEX)).manifests
     return small(found, oci.blob(row.artifact)), small(found, oci.blob(row.digest))
+
+
+def has_store(titles: Iterable[str]) -> bool:
+    return any(title.startswith(STORE) for title in titles)
 
 
 def row_of(title: str, data: Slice) -> Row:

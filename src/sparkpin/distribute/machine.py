@@ -16,7 +16,7 @@ from sparkpin.core import files, locks
 from sparkpin.core.errors import InputError, IntegrityError, NetworkError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import count, say
-from sparkpin.distribute import layout, take_in
+from sparkpin.distribute import layout, transfer
 from sparkpin.distribute.bundle import Bundle
 from sparkpin.host.engine import Engine
 from sparkpin.host.machine import require_program
@@ -62,14 +62,14 @@ def pull(paths: Paths, engine: Engine, url: str, tag: str, *, signed: bool = Fal
             with layout.refusing(url):
                 names = [name for name in json.loads(manifest)[0]["Layers"] if layout.BLOB.fullmatch(name)]
             diff_ids = [f"sha256:{name[-64:]}" for name in names]
-            have = {*diff_ids} - take_in.lacking_layers(paths, engine, diff_ids)
+            have = {*diff_ids} - transfer.lacking_layers(paths, engine, diff_ids)
             say(f"fetching what lacks of it; {count(len(have), 'layer')} are here")
             words = [f"--exclude=/{oci.blob(one)}" for one in have]
             done = subprocess.run([*rsync, *words, f"{place['host']}:{there}", folder])
         if done.returncode:
             raise NetworkError(f"{url}: rsync ended with {done.returncode}", next_step="see above; then once more")
         try:
-            bundle = take_in.import_bundle(paths, engine, folder, signed=signed, without=have)
+            bundle = transfer.import_bundle(paths, engine, folder, signed=signed, without=have)
         except IntegrityError:
             shutil.rmtree(folder)  # rsync goes by sizes, and would leave what is damaged
             raise

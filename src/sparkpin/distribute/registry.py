@@ -18,7 +18,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import count, say, size
 from sparkpin.distribute import bundle as bundles
-from sparkpin.distribute import export, layout, materials, take_in, verify
+from sparkpin.distribute import layout, materials, transfer, verify
 from sparkpin.distribute.bundle import Bundle
 from sparkpin.distribute.layout import Refused, refusing
 from sparkpin.host.engine import Engine
@@ -34,11 +34,6 @@ TERMS = "docs/registry.md, «What may be redistributed»"
 STRANGE = "find out who wrote to that registry; nothing of it was used"
 
 
-def name_in(release: Release) -> str:
-    """The tag in a registry: what stands behind the colon of the release's own."""
-    return release.tag.rpartition(":")[2]
-
-
 def publish(paths: Paths, engine: Engine, release: Release, place: Registry, *, agreed: bool) -> Registry:
     """Send a release: the image, then its artifact, whose tag an import begins with. Gives where it is.
 
@@ -52,11 +47,11 @@ def publish(paths: Paths, engine: Engine, release: Release, place: Registry, *, 
     if not agreed and (held := [name for name in wheels if name.startswith(PROPRIETARY)]):
         cause = f"{release.tag} holds {count(len(held), 'wheel')} of NVIDIA, some not to be given to others: {TERMS}"
         raise InputError(cause, next_step=f"where you may: {again} --redistribute")
-    place = dataclasses.replace(place, tag=name_in(release))
+    place = dataclasses.replace(place, tag=release.name)
     with locks.claim(paths), locks.saving_folder(paths) as work:
         folder = work / "layout"
         folder.mkdir()
-        total = export.export(paths, engine, release, folder)
+        total = transfer.export(paths, engine, release, folder)
         made, image = layout.read_index(layout.read_folder(folder))
         if place.manifest(place.reference) not in (None, image):
             raise IntegrityError(f"{place} is another image than that of {release.tag}", next_step=STRANGE)
@@ -86,16 +81,16 @@ def pull(paths: Paths, engine: Engine, place: Registry, *, unsigned: bool = Fals
         image = fetch_record(place, made, folder)
         with refusing(place):
             bundle = bundles.read_bundle(str(place), made, image, layout.read_folder(folder))
-            if place.tag not in ("", name_in(bundle.release)):
+            if place.tag not in ("", bundle.release.name):
                 raise Refused(f"it is of {bundle.release.tag}")
         if not unsigned:
             step = "ask its maker to sign it (invoke verify TAG --sign) and to export it again; --unsigned takes it"
             verify.require([verify.demanded(check, step) for check in bundle.checks], str(place))
-        take_in.require_no_conflict(paths, engine, bundle)
-        fetch_layers(place, folder, bundle, image, take_in.lacking_layers(paths, engine, bundle.release.diff_ids))
+        transfer.require_no_conflict(paths, engine, bundle)
+        fetch_layers(place, folder, bundle, image, transfer.lacking_layers(paths, engine, bundle.release.diff_ids))
         with refusing(place):
             bundle = bundles.with_layers(bundle, layout.read_folder(folder))
-        return take_in.take_in(paths, engine, bundle)
+        return transfer.take_in(paths, engine, bundle)
 
 
 def manifest_at(place: Registry, reference: str) -> bytes:

@@ -86,10 +86,8 @@ def sign(data: bytes, key: Path, namespace: str = NAMESPACE) -> bytes:
     """An armored SSH signature. HostError when ssh-keygen or the key cannot be used; never asks for a passphrase."""
     done = ssh_keygen("-Y", "sign", "-f", str(key), "-n", namespace, data=data)
     if done.returncode:
-        step = (
-            f"ssh-add {key.with_suffix('')}, and name its public part in {SIGNING_KEY}: an agent asks for passphrases"
-        )
-        raise HostError(f"cannot sign with {key}: {reason(done)}", next_step=f"{step}; then the same command again")
+        step = f"ssh-add {key.with_suffix('')}, name its public part in {SIGNING_KEY}, then the same command again"
+        raise HostError(f"cannot sign with {key}: {reason(done)}", next_step=step)
     return done.stdout
 
 
@@ -106,10 +104,8 @@ def verify(data: bytes, signature: bytes, allowed: Path | None) -> Signer:
         done = ssh_keygen("-Y", "check-novalidate", *check, data=data)
         found = re.search(r"signature with (.*)", done.stdout.decode(errors="replace"))
         if done.returncode or not found:
-            raise IntegrityError(
-                f"the signature is not over this statement, or damaged: {reason(done)}",
-                next_step="get statement and signature again from where they came",
-            )
+            cause = f"the signature is not over this statement, or damaged: {reason(done)}"
+            raise IntegrityError(cause, next_step="get statement and signature again from where they came")
         if allowed is None:
             return Signer(found[1].strip(), None)
         done = ssh_keygen("-Y", "find-principals", "-f", str(allowed), "-s", file.name)

@@ -27,10 +27,9 @@ from sparkpin.build.record import is_imported, layer_file, records_of
 from sparkpin.core.errors import DiskError, InputError, IntegrityError, NetworkError
 from sparkpin.core.paths import Paths
 from sparkpin.distribute.bundle import Bundle, open_bundle
-from sparkpin.distribute.export import export
 from sparkpin.distribute.machine import pull
 from sparkpin.distribute.signing import ensure_attested
-from sparkpin.distribute.take_in import import_bundle, require_no_conflict
+from sparkpin.distribute.transfer import export, import_bundle, require_no_conflict
 from sparkpin.host import fingerprint
 from sparkpin.host.engine import Engine
 from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Release, Releases

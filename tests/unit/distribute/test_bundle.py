@@ -45,7 +45,7 @@ from sparkpin.core import files
 from sparkpin.core.errors import DiskError, EngineError, InputError, IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import tag_of
-from sparkpin.distribute import bundle, layout, take_in, verify
+from sparkpin.distribute import bundle, layout, transfer, verify
 from sparkpin.distribute.bundle import open_bundle
 from sparkpin.distribute.engines import images_of, send
 from sparkpin.distribute.layout import IMAGES, INPUTS, RELEASE, STORE
@@ -87,7 +87,7 @@ def refused(tmp_path: Path, data: bytes | Parts, *facts: str, signed: bool = Fal
     path.write_bytes(data.pack() if isinstance(data, Parts) else data)
     paths = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
     with pytest.raises(IntegrityError) as caught:
-        take_in.import_bundle(paths, NO_ENGINE, path, signed=signed)
+        transfer.import_bundle(paths, NO_ENGINE, path, signed=signed)
     assert caught.value.exit_code == 5 and caught.value.next_step
     assert [child.name for child in tmp_path.iterdir()] == ["bad.tar"]
     for fact in facts:
@@ -346,16 +346,16 @@ def test_a_build_that_recorded_the_release_during_the_import_keeps_its_own(good:
     paths = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
     with open_bundle(good) as opened:
         built = dataclasses.replace(opened.release, created="2026-01-01T00:00:00Z")
-        assert take_in.merged(paths, opened, built) == built and not is_brought(paths, built)
+        assert transfer.merged(paths, opened, built) == built and not is_brought(paths, built)
         with pytest.raises(IntegrityError):
-            take_in.merged(paths, opened, dataclasses.replace(built, image=f"sha256:{ZERO}"))
+            transfer.merged(paths, opened, dataclasses.replace(built, image=f"sha256:{ZERO}"))
         assert not is_brought(paths, built)
-        brought = take_in.merged(paths, opened, None)
+        brought = transfer.merged(paths, opened, None)
         assert brought.state == "built" and is_brought(paths, brought)
         for damaged in ("{", "3", '["damaged"]'):
             (Releases(paths).evidence(brought) / IMPORTS).write_text(damaged)
             with pytest.raises(ManifestError):
-                take_in.merged(paths, opened, brought)
+                transfer.merged(paths, opened, brought)
 
 
 def test_all_layers_together_have_a_limit(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -651,7 +651,7 @@ def test_a_file_that_changes_after_it_was_verified(good: Path, tmp_path: Path) -
             file.seek(opened.data[part.title].start)
             file.write(b"\xff")
         with pytest.raises(IntegrityError):
-            take_in.keep_file(opened, part, tmp_path / "kept")
+            transfer.keep_file(opened, part, tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
 
 
@@ -663,4 +663,4 @@ def test_two_names_of_one_repository(full: Parts, tmp_path: Path, sample: Sample
     del full.members[f"{STORE}{sha256(FILES['fp8'])}"]
     (tmp_path / "full.tar").write_bytes(with_input(full, path, json.dumps(lock).encode()).pack())
     with open_bundle(tmp_path / "full.tar") as opened:
-        assert opened.has_store
+        assert layout.has_store(opened.data)

@@ -18,9 +18,9 @@ from sparkpin.core.locks import saving_folder
 from sparkpin.core.paths import Paths
 from sparkpin.distribute import engines
 from sparkpin.distribute.bundle import open_bundle
-from sparkpin.distribute.export import export
 from sparkpin.distribute.layout import slice_of
 from sparkpin.distribute.signing import ALLOWED_SIGNERS, Keys, attest
+from sparkpin.distribute.transfer import export
 from sparkpin.host.engine import Engine
 from sparkpin.image.archive import Slice
 from sparkpin.releases.kept_inputs import KeptInputs

@@ -35,7 +35,7 @@ from sparkpin.core import locks
 from sparkpin.core.errors import BusyError, DiskError, IntegrityError
 from sparkpin.core.files import atomic_file, lock, write_json
 from sparkpin.core.paths import Paths
-from sparkpin.distribute import take_in
+from sparkpin.distribute import transfer
 from sparkpin.host.engine import Engine
 from sparkpin.host.images import ImageInfo
 from sparkpin.measure.quality.measured import place
@@ -403,14 +403,14 @@ def test_runs_that_keep_files_for_a_release_hold_off_a_prune(
     made = release(1)
     Releases(paths).save(made)
     monkeypatch.setattr(jobs, "engine_of", part)
-    monkeypatch.setattr(take_in, "open_bundle", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(take_in, "require_no_conflict", part)
+    monkeypatch.setattr(transfer, "open_bundle", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(transfer, "require_no_conflict", part)
     monkeypatch.setattr(commands_evidence, "require_consistent", part)
     monkeypatch.setenv("SPARKPIN_CACHE", str(paths.cache))
     monkeypatch.setenv("SPARKPIN_HOME", str(paths.home))
     tasks: dict[str, Callable[[], object]] = {
         "build": lambda: commands_build.carry_out(commands_build.BuildPlan(paths, (), ())),
-        "import": lambda: take_in.import_bundle(paths, Engine(None, {}), Path("x")),  # type: ignore[arg-type]
+        "import": lambda: transfer.import_bundle(paths, Engine(None, {}), Path("x")),  # type: ignore[arg-type]
         "sign": lambda: commands_evidence.make_evidence(made.tag),
     }
     with pytest.raises(Reached):
