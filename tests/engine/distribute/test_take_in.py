@@ -24,11 +24,12 @@ from sparkpin.build import image as build
 from sparkpin.build.consistent import IMPORTS
 from sparkpin.build.pair import pair
 from sparkpin.build.record import is_imported, layer_file, records_of
+from sparkpin.cli import evidence as commands_evidence
 from sparkpin.core.errors import DiskError, InputError, IntegrityError, NetworkError
 from sparkpin.core.paths import Paths
 from sparkpin.distribute.bundle import Bundle, open_bundle
 from sparkpin.distribute.machine import pull
-from sparkpin.distribute.signing import ensure_attested
+from sparkpin.distribute.signing import SIGNING_KEY, UntrustedError, ensure_attested
 from sparkpin.distribute.transfer import export, import_bundle, require_no_conflict
 from sparkpin.host import fingerprint
 from sparkpin.host.engine import Engine
@@ -219,6 +220,33 @@ def test_statements_of_two_machines_are_not_mixed(source: Source, bundle: Path, 
     (here / STATEMENT).write_text("ours")
     import_bundle(paths, empty, bundle)
     assert (here / STATEMENT).read_text() == "ours" and not (here / SBOM).exists() and not (here / SIGNATURE).exists()
+
+
+def test_verify_reads_what_the_engine_holds(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPARKPIN_HOME", str(source.paths.home))
+    monkeypatch.setenv("SPARKPIN_CACHE", str(source.paths.cache))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv(SIGNING_KEY, raising=False)
+    monkeypatch.setattr(commands_evidence, "engine_of", lambda paths: source.engine)
+    engine, tag = source.engine, source.release.tag
+    commands_evidence.verify(tag, deep=True)
+    lines = capsys.readouterr().out.splitlines()
+    results = {line[5:].partition(":")[0].strip(): line[:5].strip() for line in lines[:-1]}
+    assert {name for name, result in results.items() if result != "ok"} == {"signature", "published"}, lines
+    assert "WRONG" not in results.values() and results["the layers' bytes"] == "ok"
+    with pytest.raises(UntrustedError) as failed:
+        commands_evidence.verify(tag, require_signature=True)
+    assert SIGNING_KEY in failed.value.next_step, "without a key `--sign` alone leads in a circle"
+    engine.untag(tag)
+    load_image(engine, tag, [file_layer("other", b"x")])
+    try:
+        with pytest.raises(IntegrityError):
+            commands_evidence.verify(tag, deep=True)
+        assert "WRONG  engine: config digest" in capsys.readouterr().out
+    finally:
+        engine.tag(records_of(source.paths, source.release)[-1].ref, tag)
 
 
 FAR = """#!/bin/sh

@@ -194,15 +194,6 @@ def bill(evidence: Claimed, change: Callable[[dict[str, Any]], object]) -> Claim
     )
 
 
-def inputs(value: dict[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = value["predicate"]["buildDefinition"]["resolvedDependencies"]
-    return found
-
-
-def dependency(value: dict[str, Any], start: str) -> dict[str, Any]:
-    return next(row for row in inputs(value) if row["name"].startswith(start))
-
-
 def model_lock(evidence: Claimed, change: Callable[[dict[str, Any]], object]) -> Claimed:
     value = json.loads(evidence.project_file(MODEL))
     change(value["repositories"])
@@ -229,19 +220,6 @@ def kept(evidence: Claimed, path: str, data: bytes | None) -> Claimed:
 ZERO, NESTED = "0" * 64, "[" * 100_000
 MODEL = "pins/models/scripted-tiny.lock"
 STAGE = "stages/base.yaml"
-# Both files are compared byte for byte, so one change of each kind is as good as ten.
-STATEMENTS: dict[str, Callable[[dict[str, Any]], object]] = {
-    "subject twice": lambda v: v["subject"].append(v["subject"][0]),
-    "infinite size": lambda v: dependency(v, "model ")["annotations"].update(size=float("inf")),
-    "input more": lambda v: inputs(v).append({"name": "deb evil 1", "digest": {"sha256": ZERO}}),
-    "other package URL": lambda v: dependency(v, "wheel torch ").update(uri="pkg:pypi/evil@1"),
-}
-BILLS: dict[str, Callable[[dict[str, Any]], object]] = {
-    "another version": lambda v: v["components"][0].update(version="9"),
-    "components in another order": lambda v: v["components"].reverse(),
-    "a list for a mapping": lambda v: v.update(metadata=[]),
-}
-
 TAMPERED: dict[str, tuple[str, Callable[[Claimed], Claimed]]] = {
     "other image": ("image", lambda e: release(e, image=f"sha256:{ZERO}")),
     "config is no JSON": ("image", lambda e: release(record(e, -1, config=NESTED), image=digest_of(NESTED.encode()))),
@@ -285,8 +263,9 @@ TAMPERED: dict[str, tuple[str, Callable[[Claimed], Claimed]]] = {
         "SBOM",
         lambda e: with_file(e, SBOM, text(e, SBOM) + b" "),
     ),
-    **{f"SBOM with {name}": ("SBOM", functools.partial(bill, change=change)) for name, change in BILLS.items()},
-    **{name: ("statement", functools.partial(statement, change=change)) for name, change in STATEMENTS.items()},
+    # Both files are compared byte for byte, so one change is as good as ten.
+    "SBOM of another version": ("SBOM", lambda e: bill(e, lambda v: v["components"][0].update(version="9"))),
+    "subject twice": ("statement", lambda e: statement(e, lambda v: v["subject"].append(v["subject"][0]))),
 }
 
 
@@ -305,7 +284,6 @@ def test_what_is_no_statement_at_all(sample: Sample, data: bytes) -> None:
     assert found(checks, "wrong") == ["statement"]
 
 
-ELSEWHERE = ["", "/a", "a//b", "a/../b", "a/.git", "a\\b"]
 PLAIN = ["a/b.py", "mods/x/a note (1).txt", "é", "..a", ".github/x"]
 
 
