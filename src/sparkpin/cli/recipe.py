@@ -146,9 +146,7 @@ def recipe_import(
     pin, new = pin_of(paths, taken.model, made.model_revision)
     try:
         if new and not dry_run:
-            write(
-                new, export.text_of(pin.model_dump(exclude={"name"}, exclude_unset=True), [f"Made for {path.name}."])
-            )
+            write(new, export.text_of(pin.model_dump(exclude={"name"}, exclude_unset=True), [f"Made for {path.name}."]))
         revision = commit_of(paths, pin, lock=not (no_lock or dry_run))
     except BaseException:  # a pin that cannot be locked goes again
         if new:

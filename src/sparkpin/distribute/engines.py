@@ -1,6 +1,4 @@
-"""Images into an engine, from a bundle or from another engine: only the layers that it lacks are sent. And checkpoints
-into volumes of it: only the files that they lack.
-"""
+"""Images into an engine, from a bundle or from another engine: only the layers that it lacks are sent."""
 
 from __future__ import annotations
 
@@ -25,12 +23,10 @@ from sparkpin.image.saved import open_saved
 from sparkpin.releases import current, remote
 from sparkpin.releases.record import Release, Releases
 
-CARRIER = "sparkpin.carrier"  # label of a container; its value is the checkpoint key
-
 
 @dataclass(frozen=True)
 class Sent:
-    """Layers of an image, or files of a checkpoint: those that went over, those that were there, bytes that went."""
+    """Layers of an image: those that went over, those that were there, bytes that went."""
 
     sent: int
     there: int

