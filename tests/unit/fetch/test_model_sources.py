@@ -8,7 +8,6 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,8 +25,7 @@ from checkpoint_samples import (
 from heard import heard
 
 from sparkpin.build.checkpoint import build_checkpoint
-from sparkpin.checkpoint import content
-from sparkpin.checkpoint.content import TABLE, Hashes
+from sparkpin.checkpoint.content import TABLE
 from sparkpin.core import files
 from sparkpin.core.errors import CheckpointError, DiskError, IntegrityError
 from sparkpin.fetch.lock_model import lock_model
@@ -161,28 +159,6 @@ def test_a_page_that_was_mapped_and_dirty_when_it_was_read_is_no_way_in() -> Non
             mapped[-1] ^= 1
             with pytest.raises(IntegrityError, match="integrity mismatch"):
                 model.build(HYBRID)
-
-
-@pytest.mark.parametrize("meanwhile", [False, True])
-def test_a_young_file_is_known_only_once_every_later_write_would_show(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: bool
-) -> None:
-    """By a clock of ours, as busy machines stop for longer than a tick. meanwhile: somebody writes during the wait."""
-    path = tmp_path / "young"
-    path.write_bytes(b"12")
-    now = path.stat().st_ctime
-
-    def sleep(seconds: float) -> None:
-        nonlocal now
-        now += 1.1 * seconds  # a real sleep is longer, too
-        if meanwhile:
-            path.write_bytes(b"12")
-            now = path.stat().st_ctime
-
-    monkeypatch.setattr(content, "time", SimpleNamespace(time=lambda: now, sleep=sleep))
-    hashes = Hashes(tmp_path / TABLE)
-    assert hashes.sha256(path) == files.sha256_file(path)[0]
-    assert (hashes.known(path) is None) is meanwhile
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"models/config.json": ["0"], "gone": []}'])
