@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -18,7 +18,6 @@ from sparkpin.core.errors import (
     InputError,
 )
 from sparkpin.core.paths import Paths
-from sparkpin.host.containers import NotFound
 from sparkpin.serve import linked, nodes, waiting
 from sparkpin.serve.nodes import Nodes, NodesOptions
 
@@ -66,59 +65,6 @@ def test_the_machines_are_kept(tmp_path: Path) -> None:
         nodes.kept(paths, "p.1")
 
 
-class Box:
-    """A container of an engine that is not there. later: what its states will be when somebody looks again."""
-
-    def __init__(self, site: Site, name: str, status: str, labels: dict[str, str] | None = None, *later: str) -> None:
-        self.site, self.name, self.status, self.labels, self.later = site, name, status, labels or {}, list(later)
-        self.log = b""
-        self.attrs: dict[str, Any] = {"RestartCount": 5, "State": {"Status": "running"}}
-
-    def reload(self) -> None:
-        self.status = self.later.pop(0) if self.later else self.status
-
-    def remove(self, **options: Any) -> None:
-        if self in self.site.boxes:
-            self.site.boxes.remove(self)
-
-    def start(self) -> None:
-        self.status = "exited"
-
-    def wait(self, **options: Any) -> dict[str, int]:
-        self.remove()
-        return {"StatusCode": 0}
-
-    def logs(self, **options: Any) -> bytes:
-        return self.log
-
-
-class Site:
-    """Containers of an engine that is not there: no real one can be stopped between two of its calls."""
-
-    def __init__(self) -> None:
-        self.boxes: list[Box] = []
-        self.log = b""
-        self.client = self
-        self.containers = self
-
-    def get(self, name: str) -> Box:
-        for one in self.boxes:
-            if one.name == name:
-                return one
-        raise NotFound(name)
-
-    def create(self, image: str, **options: Any) -> Box:
-        made = Box(self, "", "created")
-        made.log = self.log
-        self.boxes.append(made)
-        return made
-
-
-@pytest.fixture
-def engine() -> Site:
-    return Site()
-
-
 TOLD: dict[str, Any] = {
     "interfaces": [{"name": "e", "place": "10.0.0.1/255.0.0.0", "up": True, "rdma": []}],
     "default_routes": [], "driver": "", "memory_available": 1, "record": "r", "gpus": [],
@@ -136,42 +82,38 @@ LOGS = [b"", b"3", b"[]", b"{", b"\xff", b"[" * 100_000, b"{}"]
 
 
 @pytest.mark.parametrize("log", LOGS + [json.dumps({**TOLD, key: value}).encode() for key, value in WRONG])
-def test_what_another_machine_answers_is_not_believed(engine: Site, log: bytes) -> None:
+def test_what_another_machine_answers_is_not_believed(log: bytes) -> None:
     """No host here answers wrongly by itself."""
-    machine = nodes.Machine("ssh://b", engine)  # type: ignore[arg-type]
-    engine.log = b"a warning of Python's\n" + json.dumps(TOLD).encode()
+    engine = MagicMock()
+    machine, container = nodes.Machine("ssh://b", engine), engine.containers.create.return_value
+    container.logs.return_value = b"a warning of Python's\n" + json.dumps(TOLD).encode()
     assert nodes.examined(machine, PAIR, "/checkpoint").interfaces[0].name == "e"
-    engine.log = log
+    container.logs.return_value = log
     with pytest.raises(HostError, match="ssh://b"):
         nodes.examined(machine, PAIR, "/checkpoint")
-    assert not engine.boxes
+    assert container.remove.call_count == 2
 
 
-def test_a_node_that_stays_down_is_not_whole_nor_waited_for(engine: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_stays_down_is_not_whole_nor_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("reload", "logs"):
         monkeypatch.setattr(linked.Linked, name, lambda self, **options: b"")
-    first, other = Box(engine, "p", "running", {linked.NODES_LABEL: KEPT.text}), Box(engine, "p-1", "running")
+    other = MagicMock(status="running", attrs={"State": {"Status": "running"}})
     server: Any = SimpleNamespace(attrs={}, client=None, collection=None)
-    both = linked.Linked(server, [(nodes.Machine("ssh://b", engine), other)])  # type: ignore[arg-type, list-item]
-    both.attrs = {"State": {"Status": "running"}, "Config": {"Labels": first.labels}}
-    other.log = b"sparkpin: starting the server\n"
+    both = linked.Linked(server, [(nodes.Machine("ssh://b", MagicMock()), other)])
+    both.attrs = {"State": {"Status": "running"}, "Config": {"Labels": {linked.NODES_LABEL: KEPT.text}}}
+    other.logs.return_value = b"sparkpin: starting the server\n"
     assert linked.whole(both) and waiting.look(both, PAIR)[0] is None
-    other.log = b"sparkpin: stays down: it has been started again 5 times\n"
+    other.logs.return_value = b"sparkpin: stays down: it has been started again 5 times\n"
     assert not linked.whole(both) and "ssh://b" in str(waiting.look(both, PAIR)[0])
 
 
-def test_a_machine_that_answers_once_and_no_more_is_away(engine: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextlib.contextmanager
-    def reached(urls: tuple[str, ...]) -> Iterator[Any]:
-        yield [nodes.Machine(url, engine) for url in urls], {}  # type: ignore[arg-type]
-
-    def partners(*_: object) -> list[Any]:
-        raise EngineError("Read timed out")
-
-    head = Box(engine, "p", "running", {linked.NODES_LABEL: KEPT.text})
-    monkeypatch.setattr(linked, "reached", reached)
-    monkeypatch.setattr(linked, "with_labels", partners)
-    assert linked.states(head) == {"ssh://b": "away: Read timed out"}  # type: ignore[arg-type]
+def test_a_machine_that_answers_once_and_no_more_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine: Any = MagicMock()
+    engine.containers.list.side_effect = EngineError("Read timed out")
+    reached = [nodes.Machine("ssh://b", engine)], dict[str, Any]()
+    monkeypatch.setattr(linked, "reached", lambda urls: contextlib.nullcontext(reached))
+    head: Any = SimpleNamespace(labels={linked.NODES_LABEL: KEPT.text})
+    assert "Read timed out" in linked.states(head)["ssh://b"]
 
 
 def test_a_server_keeps_what_was_made_with_it_and_the_rest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
