@@ -14,7 +14,6 @@ from sparkpin.core.paths import Paths
 
 FOLDERS = {"stage": "stages", "model": "pins/models", "recipe": "recipes", "stack": "pins/stacks"}
 """Where the names lie that such an option takes."""
-PROGRAM_OPTIONS = ("--help", "--list", "--version", "--project", "--print-completion-script", "--quiet", "--verbose")
 PLAIN = re.compile(r"[A-Za-z0-9][\w.+-]*")  # no word that a shell would take for more than a word
 RELEASE = re.compile(rf"({PLAIN.pattern})-[0-9a-f]{{12}}")
 SCRIPTS = {

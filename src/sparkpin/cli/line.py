@@ -169,8 +169,6 @@ def complete(program: str, words: Sequence[str]) -> None:
     take_common(values)
     if name:
         found = completion.candidates(TaskParser(program, name).arguments, given, last)
-    elif last.startswith("-"):
-        found = [*completion.PROGRAM_OPTIONS]
     else:
         found = [head.split()[len(given)] for head in heads() if head.split()[: len(given)] == given]
     for one in dict.fromkeys(found):

@@ -28,7 +28,6 @@ from sparkpin.recipes import recipe as foreign
 from sparkpin.recipes.adopt import about, adopt, plain_name
 from sparkpin.recipes.rules import ORDER, RecipeFinding
 from sparkpin.releases import container
-from sparkpin.releases.kept_inputs import project_of, reason
 from sparkpin.releases.record import Releases
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -72,14 +71,16 @@ def recipe_check(
     every = [check.check(paths.project, word, stack) for word in subjects(what) or names_of(paths)]
     refused = sum(bool(one.errors) for one in every)
     if json:
-        rows = [asdict(one) | {"verdict": one.verdict} for one in every]
-        show_json({"recipes": rows, "passed": len(every) - refused, "refused": refused})
+        values = [asdict(one) | {"verdict": one.verdict} for one in every]
+        show_json({"recipes": values, "passed": len(every) - refused, "refused": refused})
     elif len(every) == 1 and what:
         report_check(every[0])
     else:
-        cells = [(one.name, one.verdict, one.machines, one.model, first_error(one)) for one in every]
-        heads = ("recipe", "verdict", "machines", "model", "first error")
-        table(heads, [[printable(str(cell)) for cell in row] for row in cells])
+        rows = []
+        for one in every:
+            error = f"{one.errors[0].key}: {one.errors[0].text}" if one.errors else ""
+            rows.append([printable(str(cell)) for cell in (one.name, one.verdict, one.machines, one.model, error)])
+        table(("recipe", "verdict", "machines", "model", "first error"), rows)
         step = "; next: invoke recipe check FILE, for all of one" if refused else ""
         show(typed(f"{count(len(every), 'recipe')}: {len(every) - refused} pass, {refused} refused{step}"))
     return MISTAKES * bool(refused)
@@ -94,10 +95,6 @@ def subjects(what: Sequence[str]) -> list[str]:
             raise InputError(f"{word}: no recipe there", next_step="give files, or folders of *.yaml")
         found += sorted(below) or [word]
     return list(dict.fromkeys(found))
-
-
-def first_error(checked: check.CheckedRecipe) -> str:
-    return next((f"{one.key}: {one.text}" for one in checked.errors), "")
 
 
 def report_check(checked: check.CheckedRecipe) -> None:
@@ -251,7 +248,6 @@ def recipe_show(
 def recipe_export(
     paths: Paths,
     name: Annotated[str, "of recipes/"],
-    release: Annotated[str | None, "of it (default: what the working tree would build)", "TAG"] = None,
     *,
     stage: Stage = None,
     format: Annotated[export.Format, "v1 for spark-vllm-docker (default), v2 for sparkrun"] = "v1",
@@ -259,23 +255,9 @@ def recipe_export(
 ) -> None:
     """Write a recipe for spark-vllm-docker or sparkrun."""
     target = files.output_file("--output", output) if output else None
-    subject = of_release(paths, name, release) if release else of_tree(paths, name, stage)
-    text = export.export(subject, format)
-    for line in re.findall(r"^# (It listens on .*)", text, re.M):
-        say(f"note: {line}")
-    if Releases(paths).find(subject.image) is None:
-        at = f" --stage {stage}" if stage else ""
-        say(f"note: {subject.image} is not built yet; next: invoke build --recipe {subject.name}{at}")
-    if target is None:
-        show(text.rstrip())
-        return
-    write(target, text)
-    show(f"wrote {output}: {subject.image} for {export.TOOLS[format]}")
-
-
-def of_tree(paths: Paths, name: str, stage: str | None) -> export.ExportedRecipe:
     last = pair(paths.project, name, stage=stage)[-1]
-    return export.ExportedRecipe(
+    base = last.model_lock.repositories[last.model.base]
+    subject = export.ExportedRecipe(
         name=name,
         description=last.recipe.description,
         image=last.tag,
@@ -283,32 +265,21 @@ def of_tree(paths: Paths, name: str, stage: str | None) -> export.ExportedRecipe
         env=dict(last.env),
         published={*last.steps} <= {"copy"} and not last.model.is_made,
         checkpoint=checkpoint_folder(paths, last.model, last.model_lock, last.steps),
-        origin=origin_of(paths.project, last.recipe, last.stage.name),
+        origin=foreign.RecipeOrigin(
+            model=base.repo,
+            model_revision=base.revision,
+            stack=last.recipe.stack,
+            stage=last.stage.name,
+            mods=tuple(last.recipe.mods),
+        ),
     )
-
-
-def of_release(paths: Paths, name: str, tag: str) -> export.ExportedRecipe:
-    """Its checkpoint is taken from the folder: what was published at that time is in no record."""
-    made, origin = Releases(paths).get(tag, name), None
-    try:
-        with project_of(paths, made) as project:
-            origin = origin_of(project, manifests.load_recipe(project, made.recipe), made.stage)
-    except SparkpinError as error:
-        say(f"note: `invoke recipe import` cannot take this export back: {reason(error)}")
-    return export.ExportedRecipe(
-        name=made.recipe,
-        description=f"{made.recipe}, stage {made.stage}, {made.state_text}",
-        image=made.tag,
-        argv=made.argv,
-        env=dict(made.env),
-        published=False,
-        checkpoint=Releases(paths).checkpoint(made),
-        origin=origin,
-    )
-
-
-def origin_of(project: Path, recipe: schema.Recipe, stage: str) -> foreign.RecipeOrigin:
-    model, mods = manifests.model_of(project, recipe), tuple(recipe.mods)
-    base = manifests.load_model_lock(project, model).repositories[model.base]
-    commit = base.revision
-    return foreign.RecipeOrigin(model=base.repo, model_revision=commit, stack=recipe.stack, stage=stage, mods=mods)
+    text = export.export(subject, format)
+    for line in re.findall(r"^# (It listens on .*)", text, re.M):
+        say(f"note: {line}")
+    if Releases(paths).find(last.tag) is None:
+        say(f"note: {last.tag} is not built yet; next: invoke build --recipe {name} --stage {last.stage.name}")
+    if target is None:
+        show(text.rstrip())
+    else:
+        write(target, text)
+        show(f"wrote {output}: {last.tag} for {export.TOOLS[format]}")

@@ -129,7 +129,6 @@ def test_what_a_task_is_given(line: str, given: dict[str, object]) -> None:
         ("sparkpin keep v2 --note ", [], True),
         ("sparkpin recipe export a --format ", ["v1", "v2"], True),
         ("sparkpin recipe ", ["list", "check", "import", "show", "export"], False),
-        ("sparkpin --ver", ["--version"], False),
         ("sparkpin -q bu", ["build", "bump"], False),
     ],
 )

@@ -148,25 +148,23 @@ def test_a_server_that_runs_is_left_alone_until_the_end_has_passed_beside_it(cha
     assert chain.happened == ["v2", "v2-tq"] and chain.running
 
 
-@pytest.mark.parametrize("several", ["machines", "draft lengths"])
-def test_an_end_that_takes_several_servers_is_tested_by_its_own(chain: Chain, several: str) -> None:
-    end = chain.made[-1]
+@pytest.mark.parametrize("several", ["machines", "draft lengths", "releases"])
+def test_what_is_tested_by_a_server_of_its_own(chain: Chain, several: str) -> None:
+    """An end that takes several servers, or that another release stands before: which stays current."""
+    end, passed = chain.made[-1], {"passed": True, "checks": []}
+    other = made_releases.release(9, stage="v2-tq", recipe=RECIPE, smoke=passed)
     if several == "machines":
-        end = dataclasses.replace(end, argv=(*end.argv, "--nnodes", "2"))
+        chain.records.save(dataclasses.replace(end, argv=(*end.argv, "--nnodes", "2")))
+    elif several == "draft lengths":
+        demands = end.demands.model_copy(update={"draft_lengths": (0,)})
+        chain.records.save(dataclasses.replace(end, demands=demands))
     else:
-        end = dataclasses.replace(end, demands=end.demands.model_copy(update={"draft_lengths": (0,)}))
-    chain.records.save(end)
+        chain.records.save(other)
+        chain.records.point(other)
     up.up(chain.records.paths, recipe=RECIPE, serve=True)
-    assert chain.happened == ["v2", "v2-tq", "promote v2-tq", f"serve {RECIPE}"]
-
-
-def test_another_release_that_is_current_is_not_replaced(chain: Chain) -> None:
-    other = made_releases.release(9, stage="v2-tq", recipe=RECIPE, smoke={"passed": True, "checks": []})
-    chain.records.save(other)
-    chain.records.point(other)
-    up.up(chain.records.paths, recipe=RECIPE, serve=True)
-    assert chain.records.current_tag(RECIPE) == other.tag
-    assert chain.happened == ["v2", "v2-tq", f"serve {RECIPE}"]
+    is_first = several != "releases"
+    assert chain.records.current_tag(RECIPE) == (end if is_first else other).tag
+    assert chain.happened == ["v2", "v2-tq", *["promote v2-tq"] * is_first, f"serve {RECIPE}"]
 
 
 @pytest.mark.parametrize("answer", ["", "no\n", None])

@@ -23,7 +23,6 @@ from sparkpin.pins import manifests, vllm_command, vllm_flags
 from sparkpin.pins.nodes import nodes_of
 from sparkpin.pins.values import UNSHOWN
 from sparkpin.recipes import adopt, check, recipe, render
-from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Releases
 
 CORPUS = PROJECT.parent / "shared/corpus/recipes"
@@ -385,26 +384,6 @@ def test_show_of_our_own_is_what_a_build_would_serve(paths: Paths, capsys: pytes
     assert found["--nnodes"] == "launcher" and "stack cpu" in found.values()
     tasks.recipe_show(paths, "qwen3.5-122b")
     assert "family qwen3.5" in capsys.readouterr().out, "whose model is not locked"
-
-
-def test_a_release_goes_round_though_the_project_has_moved_on(
-    paths: Paths, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    was = pair(paths.project, "scripted-tiny")[-1]
-    KeptInputs.of(paths).keep_project(paths.project, was.inputs)
-    made = release(
-        3, recipe="scripted-tiny", stage="v2-tq", key=was.key, argv=was.argv, env=was.env, inputs=was.inputs,
-        stack="cpu", tag=was.tag,
-    )  # fmt: skip
-    Releases(paths).save(made)
-    file = paths.project / "recipes/scripted-tiny.yaml"
-    file.write_text(file.read_text().replace("max_model_len: 2048", "max_model_len: 1024"))
-    for form in ("v1", "v2"):
-        tasks.recipe_export(paths, "scripted-tiny", made.tag, format=form)
-        (tmp_path / "r.yaml").write_text(capsys.readouterr().out)
-        tasks.recipe_import(paths, str(tmp_path / "r.yaml"), name=f"again-{form}")
-        assert pair(paths.project, f"again-{form}")[-1].key == was.key
-        capsys.readouterr()
 
 
 def test_a_recipe_of_ours_from_elsewhere_is_held_against_its_own_stack(
