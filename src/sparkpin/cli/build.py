@@ -166,8 +166,8 @@ def act_on_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Seque
 
     if dry_run:
         disk = building.needs_of(paths, pin, lock, [tuple(steps)]).disk(paths)
-        show("\n".join(summary(building.plan_checkpoint(paths, pin, lock, steps))))
-        show("\n".join(f"disk: {row.text}" for row in disk))
+        lines = summary(building.plan_checkpoint(paths, pin, lock, steps))
+        show("\n".join([*lines, *(f"disk: {row.text}" for row in disk)]))
     else:
         show(str(building.build_checkpoint(paths, pin, lock, steps)))
 

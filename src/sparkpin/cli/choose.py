@@ -28,15 +28,9 @@ def choose_known(paths: Paths, recipe: str | None) -> str:
     return known[0] if len(known) == 1 else machine.default_recipe(paths.project)
 
 
-def require_recipe(paths: Paths, records: Releases, name: str) -> None:
-    """InputError for an unknown one. A recipe whose file is gone is known as long as a release of it is there."""
-    if not records.record_files(name):
-        manifests.load_recipe(paths.project, name)
-
-
 def current_of(paths: Paths, recipe: str | None) -> Release:
     """The current release of a recipe, by default the one that became current last. InputError where there is none."""
     records, name = Releases(paths), choose_known(paths, recipe)
-    if not records.current_tag(name):
-        require_recipe(paths, records, name)  # an unknown name is another mistake
+    if not records.record_files(name):
+        manifests.load_recipe(paths.project, name)  # an unknown name is another mistake
     return require_current(records, name)

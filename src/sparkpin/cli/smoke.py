@@ -9,13 +9,13 @@ from typing import Annotated
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import checkpoint_of
-from sparkpin.cli.choose import require_recipe
 from sparkpin.cli.notes import report
 from sparkpin.cli.tasks import Json, Link, Machines, SharedLink, task
 from sparkpin.core.errors import InputError, InspectionError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show, show_json
 from sparkpin.host.engine import Engine, engine_of
+from sparkpin.pins import manifests
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu, with_others
 from sparkpin.serve import linked, memory_limit, nodes, service
@@ -72,8 +72,8 @@ def smoke(
 def waiting_of(paths: Paths, recipe: str | None, *, load: bool) -> list[Release]:
     """Those that a test here could tell more of, and whose image the engine has."""
     engine, records = engine_of(paths), Releases(paths)
-    if recipe:
-        require_recipe(paths, records, recipe)
+    if recipe and not records.record_files(recipe):
+        manifests.load_recipe(paths.project, recipe)  # an unknown one is a mistake
     known = [one for one in records.all() if recipe in (None, one.recipe) and one.state in ("built", "inspected")]
     return [one for one in known if engine.image(one.tag) and owes(paths, engine, one, load=load)]
 

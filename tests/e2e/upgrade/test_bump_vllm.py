@@ -10,15 +10,17 @@ import shutil
 import subprocess
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from checkout import PROJECT
 from recorded import SITE
 
-from sparkpin.cli.upgrade import commands
+from sparkpin.cli import upgrade
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
+from sparkpin.measure.quality import texts
 from sparkpin.releases.record import Release, Releases
 from sparkpin.upgrade.bump.steps import Candidate
 
@@ -70,13 +72,14 @@ def other(known: Release, **changes: str) -> Release:
 
 
 def test_a_package_that_loses_quality_turns_and_the_same_image_does_not(
-    stages: dict[str, Release], noisy: Release, tmp_path: Path
+    stages: dict[str, Release], noisy: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(upgrade.texts, "load", partial(texts.load, quick=True))
     machine, known = Paths.from_env(PROJECT), stages["base"]
     own = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
     shutil.copytree(Releases(machine).checkpoint(known), Releases(own).checkpoint(known))
     for kept in ("inputs", "images"):
         (own.home / kept).symlink_to(machine.home / kept)
-    judge = Candidate(own, Engine.connect(), known, (), commands(own)).judge("quality")
+    judge = Candidate(own, Engine.connect(), known, (), upgrade.commands(own)).judge("quality")
     assert [judge(one, tmp_path / "log").verdict for one in (other(known), noisy)] == ["good", "bad"]
     assert "kl" in (tmp_path / "log").read_text()
