@@ -24,7 +24,7 @@ from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.measure.bench import compare as comparing
 from sparkpin.measure.bench import record, text
 from sparkpin.measure.bench import run as running
-from sparkpin.measure.bench.plan import BenchParts, BenchPlan, Limits, cells_of
+from sparkpin.measure.bench.plan import BenchPlan, Limits, cells_of
 from sparkpin.measure.bench.target import BenchSubject
 from sparkpin.measure.quality import asking, compare, run, texts
 from sparkpin.measure.quality.report import report
@@ -39,7 +39,6 @@ from sparkpin.serve.served import running_release
 
 LONGEST_COMPARED = 1024
 ROUNDS = 4
-ALL_PARTS = frozenset({"prompt", "sweep"})
 
 
 @task("measure")
@@ -91,8 +90,7 @@ def plan_for(subject: BenchSubject, *, quick: bool = False) -> BenchPlan:
     config = jsons.loads((subject.checkpoint / "config.json").read_text(encoding="utf-8"))
     config_tokens = int((config.get("text_config") or config).get("max_position_embeddings", 0))
     limits = Limits.of(subject.release.argv, config_tokens)
-    wanted = BenchParts(ALL_PARTS, quick=quick, whole=subject.release.demands.scripted)
-    cells = cells_of(limits, wanted)
+    cells = cells_of(limits, quick=quick, whole=subject.release.demands.scripted)
     if not cells:
         cause = f"{subject.release.tag} takes {limits.tokens} tokens: too few for any cell of the plan"
         raise InputError(cause, next_step="raise --max-model-len in its recipe, and build it again")
@@ -157,8 +155,7 @@ def chosen(paths: Paths, recipe: str | None, tag: str | None, against: str | Non
     release = records.get(tag, recipe) if tag else newest(paths, choose_known(paths, recipe))
     if not against:
         return Pair(release, parent_of(paths, release), "parent")
-    stages = {known.stage for known in records.of_recipe(release.recipe)}
-    reference = records.get(against, release.recipe if against in stages else None)
+    reference = records.get(against, None if ":" in against else release.recipe)
     if reference.tag == release.tag:
         raise InputError(f"{release.tag} against itself", next_step="name another release with --against")
     stage = quality_gate.stage_of(paths, release)

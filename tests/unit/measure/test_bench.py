@@ -20,7 +20,7 @@ from sparkpin.host.fingerprint import Fingerprint
 from sparkpin.measure.bench import driver, load, measure, plan, ratios, record, target
 from sparkpin.measure.bench import text as words
 from sparkpin.measure.bench.compare import fit_at_once
-from sparkpin.measure.bench.plan import BenchParts, BenchPlan, Limits
+from sparkpin.measure.bench.plan import BenchPlan, Limits
 from sparkpin.measure.bench.record import (
     BenchRecord,
     Cell,
@@ -39,7 +39,6 @@ HOST = Fingerprint(
     machine="NVIDIA DGX Spark", arch="aarch64", cpu="Cortex", cores=20, memory=128 * 10**9, gpus=(), kernel="6.14",
     os="ubuntu 24.04", docker="28.3",
 )  # fmt: skip
-BOTH = frozenset({"prompt", "sweep"})
 QA = Cell(name="Q&A", kind="prompt", prompt="Why?", output_tokens=256)
 SWEEP = Cell(name="128 x 1", kind="sweep", input_tokens=128, output_tokens=9, requests=2)
 
@@ -79,15 +78,12 @@ def paths(tmp_path: Path) -> Paths:
     return Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
 
 
-def cells(limits: Limits, parts: frozenset[str], **how: bool) -> tuple[Cell, ...]:
-    return plan.cells_of(limits, BenchParts(parts, **how))
-
-
-PROMPT, SWEEPS = frozenset({"prompt"}), frozenset({"sweep"})
+def cells(limits: Limits, kind: str = "", **how: bool) -> tuple[Cell, ...]:
+    return tuple(cell for cell in plan.cells_of(limits, **how) if kind in ("", cell.kind))
 
 
 def test_the_five_prompts_have_the_published_lengths() -> None:
-    found = cells(Limits(200_000, 16), PROMPT)
+    found = cells(Limits(200_000, 16), "prompt")
     assert [(cell.name, cell.output_tokens) for cell in found] == [
         ("Q&A", 256), ("Code", 512), ("JSON", 1024), ("Math", 64), ("LongCode", 2048),
     ]  # fmt: skip
@@ -96,16 +92,15 @@ def test_the_five_prompts_have_the_published_lengths() -> None:
 
 def test_a_sweep_goes_as_far_as_the_release_allows() -> None:
     def pairs(*limits: int, **how: bool) -> set[tuple[int, int]]:
-        return {(cell.input_tokens, cell.concurrency) for cell in cells(Limits(*limits), SWEEPS, **how)}
+        return {(cell.input_tokens, cell.concurrency) for cell in cells(Limits(*limits), "sweep", **how)}
 
     found = pairs(196_608, 16)
     assert {(128, n) for n in (1, 2, 4, 8, 16)} <= found and {(131072, 1), (131072, 2), (32768, 8)} <= found
-    assert (32768, 16) not in found and (131072, 4) not in found  # an hour of prefill, unless asked for
-    assert len(pairs(196_608, 16, everything=True)) == 25
+    assert (32768, 16) not in found and (131072, 4) not in found  # an hour of prefill
     assert pairs(2048, 4) == {(n, c) for n in (128, 1024) for c in (1, 2, 4)}
     assert max(pairs(131072, 1)) == (32768, 1)  # no room to answer
     assert pairs(2048, 1, quick=True) == {(128, 1)}
-    assert {cell.kind for cell in cells(Limits(512, 4), BOTH)} == {"sweep"} and cells(Limits(64, 4), BOTH) == ()
+    assert {cell.kind for cell in cells(Limits(512, 4))} == {"sweep"} and cells(Limits(64, 4)) == ()
 
 
 @pytest.mark.parametrize(
@@ -332,16 +327,16 @@ def test_a_comparison_says_how_it_was_made(capsys: pytest.CaptureFixture[str], p
 
 
 def test_both_sides_of_a_comparison_are_asked_the_same() -> None:
-    a = BenchPlan(cells(Limits(32_768, 16), BOTH), 32_768)
-    b = BenchPlan(cells(Limits(4096, 4), BOTH), 4096)
+    a = BenchPlan(cells(Limits(32_768, 16)), 32_768)
+    b = BenchPlan(cells(Limits(4096, 4)), 4096)
     both = task.common([a, b])
     assert both.context == 4096
     assert [cell.name for cell in both.cells] == [
         "Q&A", "Code", "JSON", "Math", "LongCode", "1024 x 1", "1024 x 4",
     ]  # fmt: skip
-    scripted = BenchPlan(cells(Limits(4096, 4), PROMPT, whole=True), 4096)
+    scripted = BenchPlan(cells(Limits(4096, 4), "prompt", whole=True), 4096)
     with pytest.raises(InputError):
-        task.common([scripted, dataclasses.replace(scripted, cells=cells(Limits(4096, 4), PROMPT))])
+        task.common([scripted, dataclasses.replace(scripted, cells=cells(Limits(4096, 4), "prompt"))])
 
 
 def test_both_servers_are_up_only_where_both_plans_fit(monkeypatch: pytest.MonkeyPatch, paths: Paths) -> None:

@@ -49,8 +49,7 @@ CONCURRENCIES = (1, 2, 4, 8, 16)
 SWEEP_OUTPUT = 128
 QUICK_OUTPUT = 32
 MOST_PROMPT_TOKENS = 1 << 18
-"""At once in a cell of the sweep, unless all of it is asked for: 16 prompts of 128K take a Spark the better part of an
-hour."""
+"""At once in a cell of the sweep: 16 prompts of 128K take a Spark the better part of an hour."""
 VLLM_SEQUENCES = 256
 """What vLLM takes at a time, at least, where no flag says it."""
 
@@ -71,34 +70,25 @@ class Limits:
         return cls(allowed, flags.number("--max-num-seqs") or VLLM_SEQUENCES)
 
 
-@dataclass(frozen=True)
-class BenchParts:
-    parts: frozenset[str]  # "prompt", "sweep" or both
-    quick: bool = False  # short answers and few cells, to see that it works
-    everything: bool = False  # no cell is too large
-    whole: bool = False  # the model must not end its answers itself
+def cells_of(limits: Limits, *, quick: bool = False, whole: bool = False) -> tuple[Cell, ...]:
+    """quick: short answers and few cells, to see that it works; whole: the model must not end its answers itself."""
+    return (*prompt_cells(limits, quick, whole), *sweep_cells(limits, quick))
 
 
-def cells_of(limits: Limits, wanted: BenchParts) -> tuple[Cell, ...]:
-    prompts = prompt_cells(limits, wanted) if "prompt" in wanted.parts else ()
-    sweep = sweep_cells(limits, wanted) if "sweep" in wanted.parts else ()
-    return (*prompts, *sweep)
-
-
-def prompt_cells(limits: Limits, wanted: BenchParts) -> Iterable[Cell]:
+def prompt_cells(limits: Limits, quick: bool, whole: bool) -> Iterable[Cell]:
     for name, tokens, text in PROMPTS if limits.tokens >= LEAST else ():
-        output = min(tokens, QUICK_OUTPUT) if wanted.quick else tokens
-        yield Cell(name=name, kind="prompt", prompt=text, output_tokens=output, whole=wanted.whole)
+        output = min(tokens, QUICK_OUTPUT) if quick else tokens
+        yield Cell(name=name, kind="prompt", prompt=text, output_tokens=output, whole=whole)
 
 
-def sweep_cells(limits: Limits, wanted: BenchParts) -> Iterable[Cell]:
-    output = QUICK_OUTPUT if wanted.quick else SWEEP_OUTPUT
-    for length in LENGTHS[:1] if wanted.quick else LENGTHS:
+def sweep_cells(limits: Limits, quick: bool) -> Iterable[Cell]:
+    output = QUICK_OUTPUT if quick else SWEEP_OUTPUT
+    for length in LENGTHS[:1] if quick else LENGTHS:
         if length + output + SLACK > limits.tokens:
             return
         fitting = [n for n in CONCURRENCIES if n <= limits.requests]
-        for concurrency in dict.fromkeys([fitting[0], fitting[-1]]) if wanted.quick else fitting:
-            if concurrency > 1 and concurrency * length > MOST_PROMPT_TOKENS and not wanted.everything:
+        for concurrency in dict.fromkeys([fitting[0], fitting[-1]]) if quick else fitting:
+            if concurrency > 1 and concurrency * length > MOST_PROMPT_TOKENS:
                 continue
             yield Cell(
                 name=f"{length} x {concurrency}",
@@ -106,7 +96,7 @@ def sweep_cells(limits: Limits, wanted: BenchParts) -> Iterable[Cell]:
                 input_tokens=length,
                 output_tokens=output,
                 concurrency=concurrency,
-                requests=3 if concurrency == 1 and not wanted.quick else 2 * concurrency,
+                requests=3 if concurrency == 1 and not quick else 2 * concurrency,
                 whole=True,
             )
 
