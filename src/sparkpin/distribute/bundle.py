@@ -21,7 +21,7 @@ from sparkpin.core.names import is_plain
 from sparkpin.core.tags import image_ref, is_internal
 from sparkpin.core.terminal import say, size
 from sparkpin.distribute import layout, materials, verify
-from sparkpin.distribute.layout import Refused, Row, reading, small
+from sparkpin.distribute.layout import Refused, reading, small
 from sparkpin.distribute.materials import Part, model_inputs
 from sparkpin.distribute.signing import Keys
 from sparkpin.distribute.verify import Claimed, pins_of
@@ -92,8 +92,7 @@ def read_bundle(source: str, made: bytes, image: bytes, found: Mapping[str, Slic
     """What an artifact says, each row compared with the others; without layers. found: file of a layout -> bytes;
     keys: for the signature, those that are configured if None. Refused, and whatever else `refusing` turns into it.
     """
-    rows = layout.read_artifact(made).layers
-    data = layout.rows_data(rows, found)
+    data = layout.rows_data(layout.read_artifact(made).layers, found)
     release = read_release(small(data, layout.RELEASE))
     records = read_records(data, release)
     require_harmless(release, records)  # first: what follows writes some of the files to a folder of its own
@@ -110,8 +109,8 @@ def read_bundle(source: str, made: bytes, image: bytes, found: Mapping[str, Slic
         parts = materials.input_parts(release, records)
         if layout.has_store(data):
             parts += materials.stored_parts(records, model_inputs(project, release))
-    require_rows(rows, records, parts)
-    if made != layout.artifact(release.tag, rows, image):
+    require_rows(data, records, parts)
+    if made != layout.artifact(release.tag, [layout.row_of(title, data[title]) for title in data], image):
         raise Refused("the artifact is not the one of this release and this image")
     layers = layout.read_image(image, release.diff_ids, records[-1].config.encode())
     verify.require(checks, release.tag)  # last: what lacks trust alone is said to hold
@@ -201,19 +200,17 @@ def check_demands(project: Path, release: Release) -> verify.Check:
     return verify.Check("demands", "ok", f"{len(wanted.checks)} checks of the smoke test, as pins and stages say")
 
 
-def require_rows(rows: Sequence[Row], records: Sequence[BuildRecord], parts: Sequence[Part]) -> None:
-    """Exactly the rows that the records ask for, each with the hash and size that they name, under harmless names."""
+def require_rows(data: Mapping[str, Slice], records: Sequence[BuildRecord], parts: Sequence[Part]) -> None:
+    """Exactly the rows that the records ask for, of the sizes that they name, under harmless names."""
     stored = dict.fromkeys((part.path, part.sha256) for part in parts if part.path)
     require_names([path for path, _ in stored], layout.STORE)  # two names of a model may be of one repository
-    by_title = {row.title: row for row in rows}
     wanted = {layout.RELEASE, *(f"{layout.IMAGES}{record.key}.json" for record in records)}
-    wanted |= {part.title for part in parts} | (by_title.keys() & {*layout.EVIDENCE})
-    if strange := sorted(by_title.keys() ^ wanted):
+    wanted |= {part.title for part in parts} | (data.keys() & {*layout.EVIDENCE})
+    if strange := sorted(data.keys() ^ wanted):
         raise Refused(f"{strange[0]} is {'missing' if strange[0] in wanted else 'not what a record asks for'}")
     for part in parts:
-        row = by_title[part.title]
-        if row.sha256 != part.sha256 or part.size not in (None, row.size):
-            raise Refused(f"{part.title}: expected {part.size} bytes; got {row.size} of {row.digest}")
+        if part.size not in (None, data[part.title].size):
+            raise Refused(f"{part.title}: got {data[part.title].size} bytes, expected {part.size}")
 
 
 def with_layers(bundle: Bundle, found: Mapping[str, Slice]) -> Bundle:

@@ -590,7 +590,7 @@ def test_with_its_store(full: Parts, tmp_path: Path, sample: Sample) -> None:
 def test_stored_files_that_are_not_what_the_records_name(full: Parts, tmp_path: Path, name: str) -> None:
     """A bit of it is another one, with an index that fits. Without such an index it is a byte as any other."""
     full.members[name] = bytes([full.members[name][0] ^ 1]) + full.members[name][1:]
-    refused(tmp_path, full, f"{name}: expected")
+    refused(tmp_path, full, "the artifact is not the one")
 
 
 @pytest.mark.parametrize("start", [RELEASE, IMAGES, INPUTS, *STORED])
