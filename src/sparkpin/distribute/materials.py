@@ -7,11 +7,10 @@ besides records and evidence: an export reads them, a verification asks for exac
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from packageurl import PackageURL
 
@@ -26,7 +25,6 @@ from sparkpin.pins import manifests
 from sparkpin.pins.schema import LockedFile, RepositoryLock
 from sparkpin.releases.record import Release
 
-PASSING = ("seconds", "size", "layers")  # of a build record: another build of the same image may say otherwise
 LISTED = ("deb", "wheel", "mod", "tool", "gguf", "model")  # in the SBOM; the statement has all kinds
 
 Kind = Literal["deb", "wheel", "mod", "tool", "text", "project", "gguf", "model"]
@@ -53,12 +51,6 @@ class Material:
         if self.kind in ("model", "text"):
             return f"{self.kind} {self.where}/{self.name}"
         return " ".join(filter(None, (self.kind, self.name, self.version)))
-
-
-def raw_sha256(record: Mapping[str, Any]) -> str:
-    """SHA-256 (hex) over what a build record says (as plain JSON), but for PASSING."""
-    value = {key: part for key, part in record.items() if key not in PASSING}
-    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,13 @@ from in_toto_attestation.v1.statement import Statement  # type: ignore[import-un
 from packageurl import PackageURL
 
 from sparkpin.build.record import BuildRecord
-from sparkpin.distribute.materials import LISTED, Material, ModelInputs, materials_of, raw_sha256
+from sparkpin.distribute.materials import LISTED, Material, ModelInputs, materials_of
 from sparkpin.image import oci
 from sparkpin.releases.record import SBOM, Release
 
 PREDICATE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "tag:sparkpin,2026:build/v1"  # of the form of statement and SBOM: `verify` wants both exactly as made here
+PASSING = {"seconds", "size", "layers"}  # of a build record: another build of the same image may say otherwise
 BUILDER = "tag:sparkpin,2026:builder/local"  # the machine of whoever signs
 SERIALS = uuid.uuid5(uuid.NAMESPACE_URL, "tag:sparkpin,2026:sbom")
 
@@ -69,8 +70,9 @@ def make_statement(
     details.metadata.finished_on.FromJsonString(release.created)
     details.byproducts.append(resource(SBOM, hashlib.sha256(sbom).hexdigest(), "application/vnd.cyclonedx+json"))
     for record in records:
-        said = record.model_dump(mode="json", by_alias=True, exclude_unset=True)  # as it was read from its file
-        details.byproducts.append(resource(f"build record {record.stage}", raw_sha256(said)))
+        said = record.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude=PASSING)  # as its file has it
+        data = json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
+        details.byproducts.append(resource(f"build record {record.stage}", hashlib.sha256(data).hexdigest()))
     statement = Statement(list(subjects(release, records)), PREDICATE, MessageToDict(predicate))
     statement.validate()
     value = MessageToDict(statement.pb)
