@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shlex
 import shutil
 import subprocess
 from subprocess import PIPE
 
 from sparkpin.core import files, locks
-from sparkpin.core.errors import InputError, IntegrityError, NetworkError
+from sparkpin.core.errors import IntegrityError, NetworkError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import count, say
 from sparkpin.distribute import layout, transfer
@@ -22,11 +21,8 @@ from sparkpin.host.engine import Engine
 from sparkpin.host.machine import require_program
 from sparkpin.host.ssh import OPTIONS
 from sparkpin.image import oci
+from sparkpin.releases import remote
 
-PLACE = re.compile(
-    r"(ssh://(?P<host>(?!-)([^@/?#:]+@)?(\[[0-9a-f:]+\]|[^@/?#:]+))(:(?P<port>\d+))?)(?P<home>/[^?#:]*)?"
-)
-SHAPE = "ssh://[user@]host[:port][/checkout of sparkpin there]"
 # The folder there goes when this end of the connection does, however it ends.
 EXPORT = """\
 folder=$(mktemp -d "${{TMPDIR:-/var/tmp}}/sparkpin-XXXXXX") && trap 'rm -rf "$folder"' EXIT &&
@@ -40,23 +36,17 @@ def pull(paths: Paths, engine: Engine, url: str, tag: str, *, signed: bool = Fal
     tag: of the release there; signed: as of `import_bundle`. InputError for no such place, NetworkError where ssh or
     the export there fails, and what an import raises.
     """
-    place = PLACE.fullmatch(url)
-    if not place:
-        raise InputError(f"got {url!r}, expected {SHAPE}", next_step="the same command with such a place")
-    ssh = [require_program("ssh", package="openssh-client"), *OPTIONS]
-    remote = shlex.join([*ssh, "-p", place["port"]] if place["port"] else ssh)
-    rsync = [require_program("rsync", package="rsync"), "-rt", "--partial", "--size-only", "-e", remote]
-    program = f"{place['home']}/.venv/bin/sparkpin" if place["home"] else "sparkpin"
+    host, checkout = remote.host_of(url), url.removeprefix(remote.host_of(url))
+    ssh = [require_program("ssh", package="openssh-client"), *OPTIONS, "--", host]
+    program = f"{checkout}/.venv/bin/sparkpin" if checkout else "sparkpin"
     script = EXPORT.format(program=shlex.quote(program), tag=shlex.quote(tag))
     folder = paths.work / f"pull-{hashlib.sha256(f'{url} {tag}'.encode()).hexdigest()[:12]}"
     with locks.claim(paths), files.lock(paths.locks / f"{folder.name}.lock", on_wait="another run is at it; waiting"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with subprocess.Popen([*ssh, "--", place[1], script], stdin=PIPE, stdout=PIPE) as process:
+        with subprocess.Popen([*ssh, script], stdin=PIPE, stdout=PIPE) as process:
             assert process.stdout
             there, manifest = process.stdout.readline().decode().strip(), process.stdout.readline()
-            step = (
-                f"see its output above; `ssh {place[1]} {shlex.quote(program)} --help` has to work without a password"
-            )
+            step = f"see its output above; `ssh {host} {shlex.quote(program)} --help` has to work without a password"
             if not manifest:
                 raise NetworkError(f"{url}: no sparkpin there has exported {tag}", next_step=step)
             with layout.refusing(url):
@@ -64,10 +54,8 @@ def pull(paths: Paths, engine: Engine, url: str, tag: str, *, signed: bool = Fal
             diff_ids = [f"sha256:{name[-64:]}" for name in names]
             have = {*diff_ids} - transfer.lacking_layers(paths, engine, diff_ids)
             say(f"fetching what lacks of it; {count(len(have), 'layer')} are here")
-            words = [f"--exclude=/{oci.blob(one)}" for one in have]
-            done = subprocess.run([*rsync, *words, f"{place['host']}:{there}", folder])
-        if done.returncode:
-            raise NetworkError(f"{url}: rsync ended with {done.returncode}", next_step="see above; then once more")
+            words = ["-rt", "--partial", "--size-only", *(f"--exclude=/{oci.blob(one)}" for one in have)]
+            remote.rsync(url, *words, remote.at(url, there), str(folder))
         try:
             bundle = transfer.import_bundle(paths, engine, folder, signed=signed, without=have)
         except IntegrityError:

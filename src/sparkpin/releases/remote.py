@@ -32,9 +32,10 @@ def send_checkpoint(url: str, release: Release, folder: Path, *, deep: bool = Fa
     deep: compare what is there byte for byte. Raises what `checkpoint_at` raises, and DiskError.
     """
     there = run_there(url, find_folder(release, f'mkdir -p "$d" && cd "$d" && rm -f {RECORD} && pwd -P'))
-    compare = ["--checksum"] if deep else []
-    rsync(url, folder, there, *compare, "--delete", *(f"--exclude=/{name}" for name in OWN))
-    rsync(url, folder, there, f"--include=/{RECORD}", "--exclude=*")
+    words = ["-rlpts", "--chmod=D755,F444", "--partial-dir=.partial", *(["--checksum"] if deep else [])]
+    ends = (f"{folder}/", at(url, f"{there}/"))
+    rsync(url, *words, "--delete", *(f"--exclude=/{name}" for name in OWN), *ends)
+    rsync(url, *words, f"--include=/{RECORD}", "--exclude=*", *ends)
 
 
 def find_folder(release: Release, then: str) -> str:
@@ -62,19 +63,27 @@ def run_there(url: str, script: str) -> str:
     return done.stdout.strip()
 
 
-def rsync(url: str, folder: Path, there: str, *words: str) -> None:
-    """Files of a folder here into one on an ssh host, where everybody may read them. words: more options."""
-    host = host_of(url)
-    login = LOGIN.fullmatch(host)
+def at(url: str, path: str) -> str:
+    """A path on an ssh host, as rsync names it."""
+    return f"{login_of(url)['host']}:{path}"
+
+
+def login_of(url: str) -> re.Match[str]:
+    login = LOGIN.fullmatch(host_of(url))
     assert login
-    shell = shlex.join(["ssh", *OPTIONS, *(("-p", login["port"]) if login["port"] else ())])
-    argv = [require_program("rsync", package="rsync"), "-rlpts", "--chmod=D755,F444", "--partial-dir=.partial"]
-    argv += ["--info=progress2", f"--rsh={shell}", *words, f"{folder}/", f"{login['host']}:{there}/"]
+    return login
+
+
+def rsync(url: str, *words: str) -> None:
+    """Run rsync to or from an ssh host, with its progress. words: options, from where, to where (`at`)."""
+    host, port = host_of(url), login_of(url)["port"]
+    shell = shlex.join(["ssh", *OPTIONS, *(("-p", port) if port else ())])
+    argv = [require_program("rsync", package="rsync"), "--info=progress2", f"--rsh={shell}", *words]
     shown = "looking at what is there"
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(argv, bufsize=0, stdout=subprocess.PIPE, stderr=errors) as process,
-        ticking(lambda: say(f"  rsync to {host}: {shown}")),
+        ticking(lambda: say(f"  rsync, {host}: {shown}")),
     ):
         assert process.stdout
         while lines := process.stdout.read(4096):
@@ -83,6 +92,6 @@ def rsync(url: str, folder: Path, there: str, *words: str) -> None:
             errors.seek(0)
             cause = " ".join(errors.read().decode(errors="replace").split())[-600:]
             if "No space left" in cause:
-                raise DiskError(f"{host}: {cause}", next_step="free space there, then the same command again")
+                raise DiskError(f"{host}: {cause}", next_step="free space, then the same command again")
             step = "the same command again, which goes on where it was; rsync has to be installed there, too"
             raise NetworkError(f"{host}: {cause}", next_step=step)
