@@ -22,7 +22,7 @@ from ssh_host import SshHost, ssh_host
 
 from sparkpin.checkpoint.content import RECORD, TABLE
 from sparkpin.core.errors import InputError, NetworkError
-from sparkpin.releases.remote import checkpoint_at, remove_checkpoint, send_checkpoint
+from sparkpin.releases.remote import checkpoint_at, send_checkpoint
 
 KEY = hashlib.sha256(b"a checkpoint of the tests").hexdigest()
 ONE = dataclasses.replace(release(1), checkpoint_key=KEY)
@@ -60,6 +60,10 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {name: path.read_bytes() for name, path in files.items() if name != TABLE}
 
 
+def folder_there(host: SshHost) -> Path:
+    return host.home / f"checkpoints/{ONE.model}/{KEY[:16]}"
+
+
 def bytes_in(folder: Path) -> int:
     found = 0
     for path in folder.rglob("*"):
@@ -70,21 +74,21 @@ def bytes_in(folder: Path) -> int:
 
 def test_it_is_as_here_and_everybody_may_read_it(host: SshHost, folder: Path) -> None:
     send_checkpoint(host.url, ONE, folder)
-    there = Path(checkpoint_at(host.url, ONE))
-    assert there == host.home / f"checkpoints/{ONE.model}/{KEY[:16]}" and contents(there) == contents(folder)
+    there = folder_there(host)
+    assert checkpoint_at(host.url, ONE) == str(there) and contents(there) == contents(folder)
     assert not (there / TABLE).exists()
     assert {path.stat().st_mode & 0o777 for path in there.rglob("*") if path.is_file()} == {0o444}
     assert there.stat().st_mode & 0o777 == 0o755
     inode = (there / LARGE).stat().st_ino
     send_checkpoint(host.url, ONE, folder)
     assert (there / LARGE).stat().st_ino == inode, "what is there is not sent"
-    remove_checkpoint(host.url, ONE)
-    assert not there.exists()
+    (there / RECORD).unlink()
+    assert checkpoint_at(host.url, ONE) == "", "without its record it is none"
 
 
 def test_what_was_changed_there_is_sent_again(host: SshHost, folder: Path) -> None:
     send_checkpoint(host.url, ONE, folder)
-    there = Path(checkpoint_at(host.url, ONE))
+    there = folder_there(host)
     (there / "strange.py").write_text("")
     times = (there / LARGE).stat()
     (there / LARGE).chmod(0o644)
@@ -96,7 +100,7 @@ def test_what_was_changed_there_is_sent_again(host: SshHost, folder: Path) -> No
 
 
 def test_a_killed_run_leaves_no_checkpoint_and_is_gone_on_with(host: SshHost, folder: Path) -> None:
-    there = Path(checkpoint_at(host.url, ONE))
+    there = folder_there(host)
     order = pickle.dumps((host.url, ONE, folder)).hex()
     running = subprocess.Popen([sys.executable, "-c", RUN, order], start_new_session=True)
     while bytes_in(there) < 20 << 20:
