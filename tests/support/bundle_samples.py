@@ -54,7 +54,7 @@ def write_sample(sample: Sample, target: Path) -> Path:
     """A bundle, as `export` writes it from the layers that an engine gave it."""
     claimed = evidence_of(sample.paths, sample.release)
     layers = {diff_id: layout.slice_of(tar) for diff_id, tar in layers_of(sample).items()}
-    layout.write(target, transfer.layout_of(claimed, claimed.data, layers))
+    layout.write(target, transfer.layout_of(claimed, layers))
     return target
 
 

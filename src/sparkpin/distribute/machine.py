@@ -46,8 +46,8 @@ def pull(paths: Paths, engine: Engine, url: str, tag: str, *, signed: bool = Fal
         with subprocess.Popen([*ssh, script], stdin=PIPE, stdout=PIPE) as process:
             assert process.stdout
             there, manifest = process.stdout.readline().decode().strip(), process.stdout.readline()
-            step = f"see its output above; `ssh {host} {shlex.quote(program)} --help` has to work without a password"
             if not manifest:
+                step = f"see above; `ssh {host} {shlex.quote(program)} --help` has to work without a password"
                 raise NetworkError(f"{url}: no sparkpin there has exported {tag}", next_step=step)
             with layout.refusing(url):
                 names = [name for name in json.loads(manifest)[0]["Layers"] if layout.BLOB.fullmatch(name)]

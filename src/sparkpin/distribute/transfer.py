@@ -66,7 +66,7 @@ def export(paths: Paths, engine: Engine, release: Release, target: Path, *, stor
         cause = f"{release.tag} was made from {part.what} (sha256={part.sha256}), which is not at {part.place(paths)}"
         raise IntegrityError(cause, next_step=FETCH if part.folder == layout.STORE else again)
     with engines.saved_layers(paths, engine, release) as layers:
-        written = layout.write(target, layout_of(claimed, data, layers))
+        written = layout.write(target, layout_of(dataclasses.replace(claimed, data=data), layers))
     say("reading it as an import would")
     try:
         with open_bundle(target, NOBODY):
@@ -77,9 +77,9 @@ def export(paths: Paths, engine: Engine, release: Release, target: Path, *, stor
         raise IntegrityError(why, next_step=f"invoke verify {release.tag} prints all that is wrong") from None
 
 
-def layout_of(claimed: Claimed, data: Mapping[str, Slice], layers: Mapping[str, Slice]) -> dict[str, Slice]:
-    """File of the layout -> its bytes, what is small first. data: of the rows; layers: diff ID -> tar."""
-    release, config = claimed.release, claimed.records[-1].config.encode()
+def layout_of(claimed: Claimed, layers: Mapping[str, Slice]) -> dict[str, Slice]:
+    """File of the layout -> its bytes, what is small first. layers: diff ID -> tar."""
+    release, data, config = claimed.release, claimed.data, claimed.records[-1].config.encode()
     image = [oci.OciLayer(diff_id, layers[diff_id].size) for diff_id in release.diff_ids]
     rows = [layout.row_of(title, data[title]) for title in sorted(data)]
     made = layout.artifact(release.tag, rows, oci.manifest(config, image))
@@ -178,9 +178,8 @@ def require_same_record(paths: Paths, bundle: Bundle, record: BuildRecord) -> No
 
 def stated(record: BuildRecord) -> dict[str, Any]:
     """What two machines that built the same say alike. An engine that wants whole images hides what a tree became."""
-    return record.model_dump(
-        mode="json", exclude={"seconds": True, "size": True, "layers": {"__all__": {"diff_id": True}}}
-    )
+    apart: dict[str, Any] = {"seconds": True, "size": True, "layers": {"__all__": {"diff_id": True}}}
+    return record.model_dump(mode="json", exclude=apart)
 
 
 def require_space(paths: Paths, bundle: Bundle) -> None:
