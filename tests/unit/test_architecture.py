@@ -22,7 +22,7 @@ NEARBY = {
 }
 ONLY = {  # library -> rooms and files that may import it
     "docker": {"host"},
-    "yaml": {"pins/reading.py", "recipes/yamlfile.py"},
+    "yaml": {"pins/reading.py", "recipes/recipe.py"},
     **{library: {"fetch", *NEARBY} for library in NETWORK},
 }
 

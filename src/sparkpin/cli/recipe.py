@@ -143,15 +143,16 @@ def recipe_import(
     pin, new = pin_of(paths, taken.model, made.model_revision)
     try:
         if new and not dry_run:
-            write(new, export.text_of(pin.model_dump(exclude={"name"}, exclude_unset=True), [f"Made for {path.name}."]))
+            value = pin.model_dump(exclude={"name"}, exclude_unset=True)
+            write(new, foreign.text_of(value, [f"Made for {path.name}."]))
         revision = commit_of(paths, pin, lock=not (no_lock or dry_run))
     except BaseException:  # a pin that cannot be locked goes again
         if new:
             new.unlink(missing_ok=True)
         raise
     unmapped, wrote = [f"not mapped: {line}" for line in made.unmapped], "would write" if dry_run else "wrote"
-    head = f"Taken over from {path.name}, a recipe of version {read.version}, by `invoke recipe import`."
-    text = export.text_of(made.value | {"model_revision": revision}, [head, *unmapped])
+    head = f"Taken over from {path.name}, a recipe of version {read.said_version}, by `invoke recipe import`."
+    text = foreign.text_of(made.value | {"model_revision": revision}, [head, *unmapped])
     if dry_run:
         show(tame(text))
     else:

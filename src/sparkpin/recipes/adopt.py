@@ -16,21 +16,12 @@ from typing import Any
 from sparkpin.core.errors import ManifestError, clipped
 from sparkpin.core.tags import IMAGE
 from sparkpin.core.terminal import printable
-from sparkpin.pins import drafters, manifests
+from sparkpin.pins import drafters, manifests, vllm_flags
 from sparkpin.pins.mods import is_needless, mod_of, template_names
 from sparkpin.pins.nodes import EXECUTOR, NODES, PER_NODE, PIPELINE, TENSOR
 from sparkpin.pins.schema import UNRESOLVED, ChatTemplate
 from sparkpin.pins.values import require_values
-from sparkpin.pins.vllm_flags import (
-    ALIASES,
-    MODEL_PATH,
-    drop_flags,
-    flag_value,
-    parse_flags,
-    read_json,
-    set_flag,
-    tls_flags,
-)
+from sparkpin.pins.vllm_flags import MODEL_PATH, drop_flags, flag_value, set_flag
 from sparkpin.recipes.export import command_of
 from sparkpin.recipes.recipe import ELSEWHERE, OURS, V1_KEYS, V2_KEYS, CommunityRecipe
 from sparkpin.recipes.render import as_run_here, machines_of, served_model
@@ -130,11 +121,9 @@ def as_served(recipe: CommunityRecipe) -> tuple[str, Launch]:
 def place_of(recipe: CommunityRecipe, stack: str | None = None, stage: str | None = None) -> tuple[str, str]:
     """Stack and stage in place of a recipe's container, where nobody names others."""
     if recipe.origin:
-        found = (recipe.origin.stack, recipe.origin.stage)
-    else:
-        ours = IMAGE.fullmatch(recipe.container)
-        found = (ours[1], ours[2]) if ours else (STACK, STAGE)
-    return stack or found[0], stage or found[1]
+        return stack or recipe.origin.stack, stage or recipe.origin.stage
+    ours = IMAGE.fullmatch(recipe.container)
+    return stack or (ours[1] if ours else STACK), stage or (ours[2] if ours else STAGE)
 
 
 def tell_container(made: Adopted, recipe: CommunityRecipe, stack: str, *, is_named: bool) -> None:
@@ -191,7 +180,7 @@ def about(mod: str, template: ChatTemplate) -> str:
 
 
 def require_one_gpu(file: Path, argv: Sequence[str], nodes: int) -> None:
-    for short, flag in ALIASES.items():
+    for short, flag in vllm_flags.ALIASES.items():
         count = flag_value(argv, flag) or "1"
         shared = nodes > 1 and flag in (TENSOR, PIPELINE)
         if flag.endswith("-parallel-size") and count != "1" and not shared:
@@ -201,7 +190,7 @@ def require_one_gpu(file: Path, argv: Sequence[str], nodes: int) -> None:
 def leave_out(made: Adopted, project: Path, argv: Sequence[str], *, keeps_backend: bool = False) -> list[str]:
     """The words without flags that cannot be served here. What will be missed is told."""
     dropped = [REVISION, NODES, *PER_NODE, *([] if keeps_backend else [EXECUTOR])]
-    for flag in tls_flags(argv):
+    for flag in vllm_flags.tls_flags(argv):
         dropped.append(flag)
         made.unmapped.append(f"{flag}: served by plain HTTP; a proxy before the server can do TLS")
     templates = template_names(project, made.mods)
@@ -221,8 +210,9 @@ def leave_out(made: Adopted, project: Path, argv: Sequence[str], *, keeps_backen
 
 def with_plan(argv: Sequence[str], file: object) -> list[str]:
     """The words with parts of --speculative-config, and flags of its keys, in it."""
-    given = {key: read_json(value) for flag, key in drafters.SHORTS.items() if (value := flag_value(argv, flag))}
+    said = {key: flag_value(argv, flag) for flag, key in drafters.SHORTS.items()}
+    given = {key: vllm_flags.read_json(value) for key, value in said.items() if value}
     plan = drafters.speculation(argv, file) | given
-    if not given and not any(flag.key.startswith(f"{drafters.FLAG}.") for flag in parse_flags(argv)[1]):
+    if not given and not any(flag.key.startswith(f"{drafters.FLAG}.") for flag in vllm_flags.parse_flags(argv)[1]):
         return list(argv)
     return set_flag(drop_flags(argv, *drafters.SHORTS), drafters.FLAG, json.dumps(plan, ensure_ascii=False))

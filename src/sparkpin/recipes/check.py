@@ -18,8 +18,7 @@ from sparkpin.pins.vllm_flags import CACHE_TYPE, drop_flags, flag_value
 from sparkpin.recipes import recipe as foreign
 from sparkpin.recipes import render
 from sparkpin.recipes.adopt import adopt, place_of, plain_name, useless
-from sparkpin.recipes.rules import PlannedServer, RecipeFinding, findings, of_error, ordered
-from sparkpin.recipes.rules import error as mistake
+from sparkpin.recipes.rules import PlannedServer, RecipeFinding, error, findings, of_error, ordered
 from sparkpin.recipes.shell import FACTS
 from sparkpin.recipes.vllm_parser import nearest
 
@@ -49,8 +48,8 @@ def faults_of(found: list[RecipeFinding], key: str = WHOLE, own: str = "") -> It
     """What is raised becomes a finding, unless an error is known already: it is that one in other words."""
     try:
         yield
-    except SparkpinError as error:
-        finding = of_error(error, key, own=own)
+    except SparkpinError as fault:
+        finding = of_error(fault, key, own=own)
         if finding.severity != "error" or not any(one.severity == "error" for one in found):
             found.append(finding)
 
@@ -68,7 +67,7 @@ def check(project: Path, what: str, stack: str | None = None) -> CheckedRecipe:
         recipe = foreign.load(path)
         chosen = manifests.load_stack(project, place_of(recipe, stack)[0])
         found += foreign_findings(project, recipe, chosen)
-        read_as = f"version {recipe.version}, compared with stack {chosen.name} (vLLM {chosen.vllm})"
+        read_as = f"version {recipe.said_version}, compared with stack {chosen.name} (vLLM {chosen.vllm})"
         checked = replace(checked, stack=chosen.name, model=recipe.model, read_as=read_as)
         checked = replace(checked, machines=render.machines_of(recipe))
         made = adopt(project, recipe, plain_name(path.stem), stack=stack)  # what `import` would say
@@ -90,7 +89,7 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
         chain = manifests.load_chain(project, place_of(recipe)[1])
         if recipe.model and argv[2] != recipe.model and not argv[2].startswith("/"):
             text = f"the command serves {argv[2]}, and `model` is {recipe.model}: the wrong one is fetched"
-            found.append(mistake(text, "name the same model"))
+            found.append(error(text, "name the same model"))
         kept = {name: value for name, value in env.items() if not useless(name)}  # what `import` keeps
         found += [of_error(fault) for fault in value_faults(argv, kept, recipe.path)]
         if flag_value(argv, CACHE_TYPE) in BETTER:  # that is said already
@@ -106,9 +105,8 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
 
 def of_file(recipe: foreign.CommunityRecipe) -> Iterator[RecipeFinding]:
     """Of keys: what its runner does not know, what nobody uses."""
-    for name in recipe.repeated:
-        key, _, line = name.rpartition(" (")
-        yield RecipeFinding("warning", key, f"stands twice ({line}: the last one counts", "remove one")
+    for key, line in recipe.repeated.items():
+        yield RecipeFinding("warning", key, f"stands twice (line {line}): the last one counts", "remove one")
     for name in recipe.others:
         known = foreign.V1_KEYS if recipe.version == "1" else foreign.V2_KEYS
         yield RecipeFinding("warning", name, "its runner does not know this key", nearest(name, known))

@@ -14,10 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from sparkpin.core.errors import InputError, ManifestError
-from sparkpin.core.terminal import printable
 from sparkpin.pins import drafters
 from sparkpin.pins.nodes import EXECUTOR, NODES, nodes_of
 from sparkpin.pins.values import require_values
@@ -30,8 +27,8 @@ Format = Literal["v1", "v2"]
 TOOLS: dict[Format, str] = {"v1": "spark-vllm-docker", "v2": "sparkrun"}
 HERE, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 INDENT = " \\\n  "
+# spark-vllm-docker makes /workspace in the container, which our image's user may not.
 AS_ROOT = "VLLM_SPARK_EXTRA_DOCKER_ARGS='--user 0:0'"
-"""spark-vllm-docker makes /workspace in the container, which our image's user may not."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ def export(subject: ExportedRecipe, form: Format) -> str:
         file = f"recipe {subject.name}, for {TOOLS[form]}"
         step = "take the other format, or leave that flag out of the recipe"
         raise ManifestError(file, "command", word, "words without its runner's placeholders", next_step=step)
-    return text_of(value, comments(subject, form, flag_value(server.argv, "--host")))
+    return foreign.text_of(value, comments(subject, form, flag_value(server.argv, "--host")))
 
 
 def value_of(subject: ExportedRecipe, form: Format) -> dict[str, Any]:
@@ -153,20 +150,3 @@ def number(text: str) -> int | float | str:
             if str(kind(text)) == text:
                 return kind(text)
     return text
-
-
-class _Dumper(yaml.SafeDumper):
-    """Text of several lines as a block, keys in the order given."""
-
-
-def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
-
-
-_Dumper.add_representer(str, _text)
-
-
-def text_of(value: dict[str, Any], comments: Sequence[str]) -> str:
-    """A file that begins with comments. Its lines are as long as they are: a command is read line by line."""
-    head = "".join(f"# {printable(line)}".rstrip() + "\n" for line in comments)  # a line end would end the comment
-    return head + yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=10_000, allow_unicode=True)

@@ -10,43 +10,39 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field
 
 from sparkpin.core.errors import WHOLE, InputError, ManifestError, clipped
+from sparkpin.core.terminal import printable
 from sparkpin.pins.reading import YAML_LIMIT, load_yaml, parse, require_size
 from sparkpin.recipes.shell import FACTS
 from sparkpin.recipes.sources import launch_of
 
 NEEDED: Mapping[str, list[str]] = {"1": FACTS["v1_needed"], "2": ["model"]}
 V1_KEYS, V2_KEYS = {*FACTS["v1_needed"], *FACTS["v1_keys"]}, {*FACTS["v2_keys"]}
+# Keys that say nothing about what is served.
 ELSEWHERE = {*FACTS["elsewhere"]}
-"""Keys that say nothing about what is served."""
+# What recipes of ours have beside version 1's keys.
 OURS = ("stack", "stage", "model_revision", "nodes")
-"""What recipes of ours have beside version 1's keys."""
 LINE = "none (a command)"  # the version of what no recipe holds
 MOST = 250  # keys of one mapping: each that is not known is compared with all that are
 DIGITS = 64  # of a number; those of thousands of digits take Python minutes, or end in an error
-UNREAD = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("set", "omap", "pairs", "binary"))
-"""Of YAML's types those that no recipe has, and that no command line could say."""
+# Of YAML's types those that no recipe has, and that no command line could say.
+UNREAD = ("set", "omap", "pairs", "binary")
+# What no text of a recipe has: `render` marks places with some of these.
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ue000\ue001]")
-"""What no text of a recipe has: `render` marks places with some of these."""
 
 
 def as_text(value: Any) -> Any:
     return "" if value is None else value if isinstance(value, dict | list) else str(value)
 
 
-def as_list(value: Any) -> Any:
-    return value or []
-
-
 def as_mapping(value: Any) -> Any:
-    """`key:` with nothing but comments under it, or [], is empty."""
-    return {str(key): item for key, item in value.items()} if isinstance(value, dict) else value or {}
+    return {str(key): item for key, item in value.items()} if isinstance(value, dict) else value
 
 
 Text = Annotated[str, BeforeValidator(as_text)]
-Texts = Annotated[tuple[Text, ...], BeforeValidator(as_list)]
+Texts = tuple[Text, ...]
 Named = Annotated[dict[str, Any], BeforeValidator(as_mapping), Field(max_length=MOST)]
 Machines = Annotated[int | None, Field(ge=0, lt=1000)]
 
@@ -67,14 +63,14 @@ class RecipeOrigin(BaseModel, frozen=True, protected_namespaces=()):
 class CommunityRecipe(BaseModel, frozen=True, protected_namespaces=()):
     """version: "1", "2", or LINE; defaults: as written, with values of any type; env: as text, as both runners make it.
 
-    raw: all of a file; repeated: keys that stand twice; left: what of a container's options is not carried over.
-    origin: None for the community's.
+    raw: all of a file; repeated: keys that stand twice, with their line; left: what of a container's options is not
+    carried over. origin: None for the community's.
     """
 
     path: Path
     version: str
     raw: dict[Any, Any] = {}
-    repeated: tuple[str, ...] = ()
+    repeated: dict[str, int] = {}
     left: tuple[str, ...] = ()
     origin: RecipeOrigin | None = None
     description: Text = ""
@@ -107,11 +103,10 @@ class CommunityRecipe(BaseModel, frozen=True, protected_namespaces=()):
         """None: as many as its command divides the model over."""
         return 1 if self.solo_only or self.mode == "solo" else self.max_nodes
 
-    @model_validator(mode="after")
-    def require_machines(self) -> CommunityRecipe:
-        if self.most is not None and self.most < self.least:
-            raise ValueError(f"{self.least} machines or more where it says one or max_nodes {self.most}")
-        return self
+    @property
+    def said_version(self) -> str:
+        said = clipped(printable(str(self.raw.get("recipe_version", self.version))))
+        return said if said == self.version else f"{said}, read as {self.version}"
 
     @property
     def applied(self) -> tuple[str, ...]:
@@ -133,13 +128,13 @@ class Tolerant(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[m
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.repeated: list[str] = []
+        self.repeated: dict[str, int] = {}
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         """A value that is none of its type is a fault of the file, wherever Python meets it."""
         kind, is_text = node.tag.rpartition(":")[2], isinstance(node, yaml.ScalarNode)
         try:
-            if node.tag in UNREAD or (kind in ("int", "float") and is_text and len(node.value) > DIGITS):
+            if kind in UNREAD or (kind in ("int", "float") and is_text and len(node.value) > DIGITS):
                 raise ValueError
             made = super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError):
@@ -154,7 +149,7 @@ class Tolerant(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[m
         known: set[str] = set()
         for key, _ in node.value:  # before `<<` brings others, which may be changed
             if isinstance(key, yaml.ScalarNode) and key.value in known:
-                self.repeated.append(f"{key.value} (line {key.start_mark.line + 1})")
+                self.repeated[key.value] = key.start_mark.line + 1
             known.add(str(key.value))
         return super().construct_mapping(node, deep)
 
@@ -164,7 +159,7 @@ def load(path: Path) -> CommunityRecipe:
     if not path.is_file():
         raise InputError(f"{path}: no such file", next_step="give the path of a recipe's file")
     require_size(path, YAML_LIMIT)
-    value, repeated, fault = None, list[str](), None
+    value, repeated, fault = None, dict[str, int](), None
     try:
         value, loader = load_yaml(path, Tolerant)
         repeated = loader.repeated
@@ -182,7 +177,7 @@ def load(path: Path) -> CommunityRecipe:
     return of(value, path, repeated)
 
 
-def of(value: Any, path: Path, repeated: Sequence[str] = ()) -> CommunityRecipe:
+def of(value: Any, path: Path, repeated: Mapping[str, int] | None = None) -> CommunityRecipe:
     if not isinstance(value, dict) or len(value) > MOST:
         got = f"{len(value):,} keys" if isinstance(value, dict) else type(value).__name__
         raise ManifestError(path, WHOLE, got, f"a mapping of at most {MOST} keys")
@@ -197,8 +192,26 @@ def of(value: Any, path: Path, repeated: Sequence[str] = ()) -> CommunityRecipe:
         origin = parse(RecipeOrigin, metadata["sparkpin"], path)
     elif version == "1" and "stack" in value:
         origin = parse(RecipeOrigin, value, path)
-    own = {"path": path, "version": version, "raw": value, "repeated": tuple(repeated), "origin": origin}
-    read = parse(CommunityRecipe, {key: value[key] for key in READ & value.keys()} | own, path)
+    own = {"path": path, "version": version, "raw": value, "repeated": repeated or {}, "origin": origin}
+    said = {key: value[key] for key in READ & value.keys() if value[key] not in (None, "", [], {})}  # `key:` is empty
+    read = parse(CommunityRecipe, said | own, path)
     described = read.description or str(read.metadata.get("description") or "")
     revision = origin.model_revision if origin else read.model_revision if version == "2" else ""
     return read.model_copy(update={"description": described, "model_revision": revision})
+
+
+class _Dumper(yaml.SafeDumper):
+    """Text of several lines as a block, keys in the order given."""
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def text_of(value: dict[str, Any], comments: Sequence[str]) -> str:
+    """A file that begins with comments. Its lines are as long as they are: a command is read line by line."""
+    head = "".join(f"# {printable(line)}".rstrip() + "\n" for line in comments)  # a line end would end the comment
+    return head + yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=10_000, allow_unicode=True)

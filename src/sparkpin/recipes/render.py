@@ -35,8 +35,8 @@ LAZY = re.compile(r"\{([^}\n]*)\}")  # what the runner looks for once other brac
 OPEN, CLOSED = "\x00", "\x01"  # YAML allows neither in text
 PASSES = 10
 PLAIN_FORM = re.compile(r"[<>^]?\d{0,2}(?:\.\d)?[a-z%]?")  # of {port:5}; more fills the memory
+# A backslash that continues no line: with the blank after it, it is a word of its own, and the command ends.
 BROKEN = re.compile(r"\\[ \t]+\n")
-"""A backslash that continues no line: with the blank after it, it is a word of its own, and the command ends."""
 
 
 def render(recipe: CommunityRecipe, *, alone: bool = False) -> Launch:
@@ -100,10 +100,11 @@ def machines_of(recipe: CommunityRecipe) -> int:
         return 1
     argv = render(recipe).argv
     counts = {name: count for name in (TENSOR, PIPELINE) if (count := flag_value(argv, name))}
-    if argv[:2] != ("vllm", "serve") or not counts:
+    if argv[:2] != ("vllm", "serve"):
         return recipe.least
-    found = math.prod(int(count) if count.isdecimal() and len(count) < 5 else 0 for count in counts.values())
-    most = min(recipe.most or MOST_NODES, MOST_NODES)
+    numbers = [int(count) if count.isdecimal() and len(count) < 5 else 0 for count in counts.values()]
+    found = math.prod(numbers) if counts else recipe.least
+    most = MOST_NODES if recipe.most is None else min(recipe.most, MOST_NODES)
     if not recipe.least <= found <= most:
         got = f"a command for {found}: " + ", ".join(f"{name} {count}" for name, count in counts.items())
         expected = f"{recipe.least}" if recipe.least == most else f"{recipe.least} to {most}"
@@ -125,12 +126,12 @@ def served_model(recipe: CommunityRecipe, argv: Sequence[str]) -> str:
     if not REPO.fullmatch(model):
         step = f"say which one it is: invoke recipe import {recipe.path} --model OWNER/NAME"
         raise ManifestError(recipe.path, "model", model, "a repository of the Hub, OWNER/NAME", next_step=step)
-    said = [f"{flag} {value}" for flag in ("--runner", "--convert", "--task") if (value := flag_value(argv, flag))]
-    pooled = [text for text in said if text.partition(" ")[2] not in TEXT]
-    if pooled or (not said and POOLING.search(model)):
+    flags = ("--runner", "--convert", "--task")
+    said = {f"{flag} {value}": value for flag in flags if (value := flag_value(argv, flag))}
+    if {*said.values()} - {*TEXT} or (not said and POOLING.search(model)):
         expected = "a model that writes text: nothing here checks /v1/embeddings or /rerank, so no release could pass"
         step = "serve it with its own runner, on another port, beside a model of sparkpin's"
-        raise ManifestError(recipe.path, "command", pooled[0] if pooled else model, expected, next_step=step)
+        raise ManifestError(recipe.path, "command", " ".join(said) or model, expected, next_step=step)
     return model
 
 

@@ -32,8 +32,8 @@ ORDER: tuple[Severity, ...] = ("error", "warning", "note")
 PLUGINS: dict[str, str] = FACTS["parser_plugins"]
 TEMPLATE = "--chat-template"
 NO_FILE = ("", "none", "auto", "vllm")
+# Models with linear attention or state-space layers beside full attention.
 HYBRID = re.compile(FACTS["linear_attention"], re.IGNORECASE)
-"""Models with linear attention or state-space layers beside full attention."""
 COMPARISON = re.compile(r"([<>]=?) *(\d+(?:\.\d+)?)")
 OR = "unset or "
 THREAD = re.compile(r"(?:\S+/)?(\S+)#(\d+)")
@@ -54,8 +54,8 @@ class RecipeFinding:
         return f"{self.severity}: {key}: {text}" + (f"; {hint}" if hint else "")
 
 
+# Of the command, which most findings are about.
 error, warning = partial(RecipeFinding, "error", "command"), partial(RecipeFinding, "warning", "command")
-"""Of the command, which most findings are about."""
 
 
 def of_error(error: SparkpinError, key: str = WHOLE, *, own: str = "") -> RecipeFinding:

@@ -19,11 +19,9 @@ from sparkpin.core.errors import ManifestError, short
 from sparkpin.pins.values import ENV_NAME, SECRET_NAME
 from sparkpin.pins.vllm_flags import drop_flags, flag_value
 
+# What the two runners and Docker know, read in their sources of 2026: keys, settings that become flags, options.
+# set_elsewhere: variables that bash, Docker or the usual images set, so that `${HOME:-text}` is not the text.
 FACTS: dict[str, Any] = json.loads((Path(__file__).parent / "facts.json").read_text(encoding="utf-8"))
-"""What the two runners and Docker know, read in their sources of 2026: keys, settings that become flags, options.
-
-set_elsewhere: variables that bash, Docker or the usual images set, so that `${HOME:-text}` is not the text.
-"""
 LONGEST = 1 << 17  # characters of a command; Linux takes no longer word, and `bash -c` gets it as one
 PROGRAMS, ENGINES = ("vllm", "python", "python3"), ("docker", "podman")
 MODULE = ["-m", "vllm.entrypoints.openai.api_server"]
@@ -33,8 +31,8 @@ START = re.compile(  # of a line, outside of quotes, and no value of YAML
     re.MULTILINE,
 )
 COMMAND = re.compile(r"(?:[\s;]|#[^\n]*\n)*((?:\\\n|[^\n;&]|&(?!&))*)(?:[\n;]|&&)")
+# What an image sets and a script adds to is no matter of the server's words.
 SETTING = re.compile(r"\s*(?:(?:export\s+)?(?!(?:PATH|LD_LIBRARY_PATH|PYTHONPATH)=)[A-Za-z_]\w*\+?=|export\s+-)")
-"""What an image sets and a script adds to is no matter of the server's words."""
 QUOTED = r"'[^']*'|\"(?:\\.|[^\"\\])*\""
 TOKEN = re.compile(
     r"(?P<blank>(?:[ \t]|\\\n)+|\#[^\n]*)|(?P<end>\n|;|&&)"
@@ -57,8 +55,9 @@ IN_QUOTES = re.compile(
 BRACES = re.compile(r"\{[^{}]*(?:,|\w\.\.-?\w)[^{}]*\}")
 HOME = "/root"  # both runners' containers run as root unless told otherwise
 SET_ELSEWHERE = re.compile("|".join(FACTS["set_elsewhere"]))
-SIMPLE = "plain words, $NAME or ${NAME:-text} without quotes and variables in the text: only a shell could expand this"
-KEYWORDS = {"if", "for", "while", "until", "case", "function", "select", "{", "[[", "do", "then"}
+UNKNOWN = "a variable with a value: set it, or write ${NAME:-VALUE}; no secret is read"
+SIMPLE = "closed quotes, plain words, $NAME or ${NAME:-text} with a plain text: only a shell could expand this"
+MOST = 100  # commands that cannot be read
 
 
 @dataclass
@@ -101,7 +100,7 @@ class Shell:
                 read = self.command()
             except ManifestError as error:
                 skipped = COMMAND.match(self.text, start)
-                if skipped is None or START.search(skipped[1]) or SETTING.match(skipped[1]):
+                if skipped is None or len(faults) > MOST or START.search(skipped[1]) or SETTING.match(skipped[1]):
                     raise
                 before += listed("before", skipped[1])
                 self.at = skipped.end()
@@ -110,7 +109,7 @@ class Shell:
             if read is None or self.sets(read):
                 continue
             command, (words, given) = read, unwrapped(read.words)
-            if starts_server(words):
+            if words[0] == "vllm" or (words[0] in ENGINES and "run" in words[1:3]):
                 break
             before += listed("before", read.text)
         else:
@@ -151,8 +150,6 @@ class Shell:
                 made = self.words(raw)
                 if not words and (name := re.match(r"([A-Za-z_]\w*)=", raw, re.ASCII)):
                     assigned[name[1]] = " ".join(made)[name.end() :]
-                elif not words and raw in KEYWORDS:
-                    raise self.fault(raw)
                 else:
                     words += made
             elif token["plumbing"]:
@@ -181,31 +178,25 @@ class Shell:
         if known := groups["kept"] or groups.get("escaped"):
             return known
         is_home, in_quotes = bool(groups.get("home")), "escaped" in groups
-        value = self.values.get("HOME", HOME) if is_home else value_of(found, self.values, self.file, self.place)
+        value = self.values.get("HOME", HOME) if is_home else value_of(found, self.values)
+        if value is None:
+            raise self.fault(found[0], UNKNOWN)
         self.length += len(value)
         if self.length > LONGEST * 2:
             raise self.fault(f"{self.length:,} characters", f"at most {LONGEST:,}, with the values of variables")
         return re.sub(r'["\\]' if in_quotes else r"[^\w \t\n]", r"\\\g<0>", value)
 
     def fault(self, got: str, expected: str = "") -> ManifestError:
-        expected = expected or ("a closing quote" if got[:1] in ("'", '"') else SIMPLE)
-        return ManifestError(self.file, self.place, got, expected)
-
-    @property
-    def place(self) -> str:
         line = self.text.count("\n", 0, self.at) + 1
-        return f"command, line {line}"
+        return ManifestError(self.file, f"command, line {line}", got, expected or SIMPLE)
 
 
-def value_of(found: re.Match[str], values: Mapping[str, str], file: object, key: str) -> str:
-    """Of a variable, or its default: with a colon for an empty one, too."""
+def value_of(found: re.Match[str], values: Mapping[str, str]) -> str | None:
+    """Of a variable, or its default: with a colon for an empty one, too. None for what is not known."""
     name, operator = found["name"] or found["braced"], found["operator"]
     value = values.get(name)
     if (operator and value is None and not SET_ELSEWHERE.fullmatch(name)) or (operator == ":-" and value == ""):
-        value = found["default"]
-    if value is None:
-        expected = f"a value of {name}: set it, or write ${{{name}:-VALUE}}; no secret is read"
-        raise ManifestError(file, key, found[0], expected)
+        return found["default"]
     return value
 
 
@@ -233,7 +224,3 @@ def unwrapped(command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     if words[:2] == ["vllm", "serve"] and (named := flag_value(words, "--model")):
         words[2:] = [named, *drop_flags(words, "--model")[2:]]
     return words, given
-
-
-def starts_server(words: Sequence[str]) -> bool:
-    return words[0] == "vllm" or (words[0] in ENGINES and "run" in words[1:3])

@@ -14,7 +14,8 @@ from typing import Any
 
 from sparkpin.core.errors import ManifestError, short
 from sparkpin.pins.values import SECRET_NAME
-from sparkpin.recipes.shell import ENGINES, FACTS, PROGRAMS, START, VARIABLE, Launch, Shell, unwrapped, value_of
+from sparkpin.recipes import shell
+from sparkpin.recipes.shell import FACTS, Launch, Shell
 
 SHELLS = ("bash", "sh")
 COMMAND = ("entrypoint", "image", "command")
@@ -22,7 +23,7 @@ OWN_VALUE = re.compile(  # `-e NAME=$NAME`, which is `-e NAME`
     r"(?<!\S)(?P<option>(?:-e|--env)(?:[ \t]+|=|(?=[\"\w])))(?P<all>\"?)(?P<name>[A-Za-z_]\w*)="
     r"(?P<value>\"?)\$(?:(?P=name)|\{(?P=name)(?::?-)?\})(?P=value)(?P=all)(?=\s|$)"
 )
-OF_COMPOSE = re.compile(r"\$\$|" + VARIABLE.replace("[^${}'\\\"\\\\`]*", "[^}]*"))
+OF_COMPOSE = re.compile(r"\$\$|" + shell.VARIABLE.replace("[^${}'\\\"\\\\`]*", "[^}]*"))
 
 
 def launch_of(file: Path, text: str, value: Any, environment: Mapping[str, str]) -> Launch | None:
@@ -30,19 +31,19 @@ def launch_of(file: Path, text: str, value: Any, environment: Mapping[str, str])
     known = {name: value for name, value in environment.items() if not SECRET_NAME.search(name)}
     if isinstance(value, dict) and "services" in value and "command" not in value:
         return of_compose(file, value["services"], known)
-    if not isinstance(value, dict) and START.search(text):
+    if not isinstance(value, dict) and shell.START.search(text):
         return of_script(file, text, known)
     return None
 
 
 def of_script(file: Path, text: str, environment: Mapping[str, str]) -> Launch:
     text = OWN_VALUE.sub(r"\g<option>\g<name>", re.sub(r"\$\(pwd\)|\$\{?PWD\b\}?", ".", text))
-    shell = Shell(file, text, {name: environment[name] for name in ("HOME", "USER") if name in environment})
-    launch = shell.launch()
-    if launch.argv[0] not in ENGINES:
+    script = Shell(file, text, {name: environment[name] for name in ("HOME", "USER") if name in environment})
+    launch = script.launch()
+    if launch.argv[0] not in shell.ENGINES:
         return launch
     words = launch.argv[launch.argv.index("run") + 1 :]
-    made = of_docker(file, words, {**environment, **shell.values, **launch.env})
+    made = of_docker(file, words, {**environment, **script.values, **launch.env})
     return replace(made, left=made.left + launch.left)
 
 
@@ -65,13 +66,13 @@ def of_docker(file: Path, words: Sequence[str], environment: Mapping[str, str]) 
         raise ManifestError(file, "docker run", shlex.join(words), "an image, and the words of its server")
     image, *started = rest
     name = "".join(started[:1]).rpartition("/")[2]
-    if not entrypoint and name not in (*PROGRAMS, *SHELLS, *FACTS["wrappers"]):
+    if not entrypoint and name not in (*shell.PROGRAMS, *SHELLS, *FACTS["wrappers"]):
         entrypoint = ["vllm", "serve"]
     started = [*entrypoint, *started]
     if started[0].rpartition("/")[2] in SHELLS and len(started) > 2 and re.fullmatch("-[a-z]*c", started[1]):
         launch = Shell(file, started[2], dict(env), set(env)).launch()
         return replace(launch, left=left + launch.left, image=image)
-    argv, given = unwrapped(started)
+    argv, given = shell.unwrapped(started)
     return Launch(tuple(argv), env | given, left, image)
 
 
@@ -99,7 +100,7 @@ def of_compose(file: Path, services: Any, environment: Mapping[str, str]) -> Lau
         try:
             words += ["--env", *words_of(file, f"{key}.environment", [row], environment)]
         except ManifestError as error:
-            left.append(f"env {str(row).partition('=')[0]}: needs {error.expected}")
+            left.append(f"env {str(row).partition('=')[0]}: {error.fault}")
     parts = {name: words_of(file, f"{key}.{name}", service.get(name), environment) for name in COMMAND}
     words += ["--entrypoint", *parts["entrypoint"][:1]] if parts["entrypoint"] else []
     words += [*(parts["image"] or [""]), *parts["entrypoint"][1:], *parts["command"]]
@@ -113,7 +114,10 @@ def words_of(file: Path, key: str, value: Any, environment: Mapping[str, str]) -
     """A text or a list of Compose with its variables, of which `$$` is a dollar."""
 
     def filled(found: re.Match[str]) -> str:
-        return "$" if found[0] == "$$" else value_of(found, environment, file, key)
+        value = "$" if found[0] == "$$" else shell.value_of(found, environment)
+        if value is None:
+            raise ManifestError(file, key, found[0], shell.UNKNOWN)
+        return value
 
     try:
         words = value if isinstance(value, list) else shlex.split(str(value or ""))

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Union
 
@@ -103,22 +103,17 @@ class VllmParser:
                 made.add_argument(*names, action="store_true", **more)
             else:
                 choices = [*entry["choices"], *([None] if entry.get("none") else [])] if "choices" in entry else None
-                made.add_argument(*names, type=self.converter(entry), nargs=nargs, choices=choices, **more)
+                made.add_argument(*names, type=partial(self.converted, entry), nargs=nargs, choices=choices, **more)
         return made
 
-    def converter(self, entry: Mapping[str, Any]) -> Callable[[str], Any]:
-        convert = TYPES.get(entry["type"]) or (lambda text: self.configured(entry["config"], text))
-
-        def typed(text: str) -> Any:
-            if entry.get("none") and text in ("", "None"):
-                return None
-            try:
-                return convert(text)
-            except (RecursionError, OverflowError):
-                raise ValueError from None
-
-        typed.__name__ = entry["type"]  # as argparse calls it
-        return typed
+    def converted(self, entry: Mapping[str, Any], text: str) -> Any:
+        """A word as the type of its flag."""
+        if entry.get("none") and text in ("", "None"):
+            return None
+        try:
+            return TYPES[entry["type"]](text) if entry["type"] in TYPES else self.configured(entry["config"], text)
+        except (ValueError, RecursionError, OverflowError):
+            raise argparse.ArgumentTypeError(f"invalid {entry['type']} value: {text!r}") from None
 
     def configured(self, name: str, text: str) -> Any:
         """JSON of a configuration, checked by its fields."""
@@ -176,9 +171,8 @@ class VllmParser:
             return PLAIN.get(form, Any)
         if "literal" in form:
             values = form["literal"]
-            if form.get("any_case"):
-                values = [*values, *(value.upper() for value in values if isinstance(value, str))]
-            return Literal[tuple(values)]
+            upper = [value.upper() for value in values if isinstance(value, str)] if form.get("any_case") else []
+            return Literal[(*values, *upper)]
         if "list" in form:
             return list[self.typed(form["list"])]  # type: ignore[misc]
         if "dict" in form:
@@ -226,10 +220,9 @@ TYPES: Mapping[str, Callable[[str], Any]] = {
 def parser_of(version: str) -> VllmParser:
     """Of that version, else of the newest known one before it, else of the oldest."""
     known = sorted((path.stem for path in DATA.glob("*.json")), key=Version)
-    before = known
     with contextlib.suppress(InvalidVersion):
-        before = [one for one in known if Version(one) <= Version(version)] or known[:1]
-    value = json.loads((DATA / f"{before[-1]}.json").read_text(encoding="utf-8"))
+        known = [one for one in known if Version(one) <= Version(version)] or known[:1]
+    value = json.loads((DATA / f"{known[-1]}.json").read_text(encoding="utf-8"))
     del value["source"]  # the wheel that it was exported from
     return VllmParser(**value, wanted=version)
 

@@ -11,7 +11,7 @@ from places import PROJECT
 
 from sparkpin.build.pair import pair
 from sparkpin.cli import notes as commands_notes
-from sparkpin.core.errors import InputError, ManifestError
+from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.pins import manifests
 from sparkpin.recipes import check, recipe
@@ -50,22 +50,14 @@ def test_nothing_is_found_in_a_good_recipe(tmp_path: Path) -> None:
         ("--no-port 3", "spark", "error", "--no-port"),
         ("--tool-call-parser qwen3_code --enable-auto-tool-choice", "spark", "error", "qwen3_coder?"),
         ("--reasoning-parser xyzzy", "spark", "error", "it has "),
-        ("--enable-auto-tool-choice", "spark", "error", "--tool-call-parser"),
-        ("--tool-call-parser hermes", "spark", "warning", "--enable-auto-tool-choice"),
         ("--chat-template no.jinja", "spark", "error", "no.jinja"),
         ("--kv-cache-dtype fp9", "spark", "warning", "did you mean fp8"),
-        ("--load-format instanttensor", "cpu", "error", "instanttensor"),
         ("--enforce-eager true", "spark", "error", "--enforce-eager"),
-        ("-pp 2", "spark", "error", "--pipeline-parallel-size"),
         ("""--speculative-config '{{"method": "mpt"}}'""", "spark", "error", "did you mean mtp?"),
         ("""--speculative-config '{{"model": "x/y"}}'""", "spark", "error", "x/y"),
         (SPECULATION % '"num_speculative_token": 1', "spark", "error", "did you mean num_speculative_tokens?"),
         ("""--override-generation-config '{{"a": 1,}}'""", "spark", "error", '{"a": 1,}'),
         ("b/c", "spark", "error", "b/c"),
-        ("--gpu-memory-utilization 0.95", "spark", "warning", "--gpu-memory-utilization"),
-        ("--enable-prefix-caching", "cpu", "warning", "--enable-prefix-caching"),
-        ("--trust-remote-code", "spark", "note", "--trust-remote-code"),
-        ("--load-format fastsafetensors", "spark", "note", "fastsafetensors"),
     ],
 )  # fmt: skip
 def test_words_of_the_command(tmp_path: Path, flags: str, stack: str, severity: str, named: str) -> None:
@@ -150,12 +142,8 @@ def test_keys_that_nobody_knows_or_uses(tmp_path: Path) -> None:
     ("base", "words", "defaults"),
     [
         (V1, "--port {prot}", {"port": 1}),
-        (V1, "'{\"method\": 1}'", {}),  # single braces
         (V1, "'{{\"n\": 1}'", {}),
-        (V1, "--port { port }", {"port": 1}),
         (V1, "--port {{ port }}", {"port": 1}),  # Jinja's
-        (V2, "--port {{ port }}", {"port": 1}),
-        (V1, "--port ${PORT:-8000}", {}),
         (V1, "--enforce-eager \\ \n  --port 1", {}),  # a blank after the backslash
         (V2, "--speculative-config '{s}'", {"s": {"method": "mtp"}}),
         (V2, "--trust-remote-code {s}", {"s": True}),
@@ -178,16 +166,13 @@ def test_environment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "named"),
     [
-        (V2 | {"command": "sglang serve --model-path {model}"}, "SGLang"),
         (V2 | {"command": "vllm serve {model} -tp 1", "min_nodes": 3}, "--tensor-parallel-size 1"),
-        (V2 | {"command": "vllm serve {model} -tp 16"}, "1 to 8 machines"),
         (V2 | {"command": "vllm serve {model} -tp 2", "mode": "solo"}, "--tensor-parallel-size 2"),
         (V2 | {"command": "vllm serve {model} -tp 2 -dp 2"}, "no data parallelism"),
         (V2 | {"command": "vllm serve {model} -pp 2 -sc.method mtp"}, "--speculative-config"),
         (V2 | {"command": "vllm serve {model} -tp 1 -pp 2", "model": "Qwen/Qwen3.6-1B"}, "--pipeline-parallel-size"),
         (V2 | {"command": "vllm serve {model} -tp 3", "model": "Intel/Qwen3.5-35B-A3B-int4-AutoRound"}, "KV heads"),
         (V1 | {"command": "vllm serve c/d"}, "c/d"),
-        (V1 | {"command": "vllm serve a/b $(hostname)"}, "$(hostname)"),
         (V2 | {"command": "vllm serve {model} --distributed-executor-backend=ray"}, "no ray"),
     ],
 )  # fmt: skip
@@ -205,8 +190,7 @@ def test_a_recipe_for_a_cluster_that_fits_is_no_mistake(tmp_path: Path) -> None:
     "more", [{"cluster_only": True, "solo_only": True}, {"min_nodes": 4, "max_nodes": 2}, {"max_nodes": 0}]
 )
 def test_numbers_of_machines_that_cannot_be(tmp_path: Path, more: dict[str, Any]) -> None:
-    with pytest.raises(ManifestError):
-        found(tmp_path, V2 | more, "vllm serve {model}")
+    assert [line for line in found(tmp_path, V2 | more, "vllm serve {model}") if line.startswith("error: nodes")]
 
 
 def test_a_release_that_nothing_is_recorded_of() -> None:
@@ -218,8 +202,8 @@ def test_a_release_that_nothing_is_recorded_of() -> None:
 def test_our_own_recipes_have_no_errors(name: str) -> None:
     lines = [str(one) for one in check.check(PROJECT, name).found]
     assert not [line for line in lines if line.startswith("error")], lines
-    made_here = manifests.model_of(PROJECT, manifests.load_recipe(PROJECT, name)).is_made  # and so locked
-    assert made_here or [line for line in lines if "next: invoke lock --model" in line]
+    is_locked = not manifests.unlocked(PROJECT, manifests.model_of(PROJECT, manifests.load_recipe(PROJECT, name)))
+    assert is_locked or [line for line in lines if "next: invoke lock --model" in line]
 
 
 @pytest.mark.parametrize(

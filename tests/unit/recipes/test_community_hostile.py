@@ -34,19 +34,9 @@ def errors(folder: Path, **change: Any) -> list[str]:
 
 @pytest.mark.parametrize(
     "template",
-    [
-        "{port:{w}}",
-        "{port:99999}",
-        "{port:.99999f}",
-        "{port!r:{w}}",
-        "{port:9999}" * 20,
-        "{d.__class__.__doc__}" * 500,
-        "{a[b]}",
-        "{l:5}",
-        "{n:c}",
-        "{d:%}",
-    ],
-)
+    ["{port:{w}}", "{port:99999}", "{port:.99999f}", "{port!r:{w}}", "{port:9999}" * 20, "{a[b]}", "{l:5}", "{n:c}",
+     "{d:%}", "{d.__class__.__doc__}"],
+)  # fmt: skip
 def test_no_format_fills_the_memory(template: str) -> None:
     values = {"port": 1, "w": 2 << 30, "d": {}, "a": "x", "l": [], "n": 1 << 40}
     with pytest.raises(ManifestError):
@@ -85,15 +75,10 @@ def test_a_value_that_is_none_is_a_fault_of_its_line(tmp_path: Path, value: str,
 
 
 def test_a_comment_stays_a_comment() -> None:
-    comments = [
-        "not mapped: x\nenv:\n  LD_PRELOAD: y\r\n#",
-        "\x00\x1b[2J\x07",
-        "a\x85b\u2028c\u2029d\ud800",
-        "é and 日本 stay",
-    ]
-    text = export.text_of({"a": "b\nc\x07\x85"}, comments)
+    comments = ["not mapped: x\nenv:\n  LD_PRELOAD: y\r\n#", "\x00\x1b[2J\x07", "a\x85b\u2028c\u2029d\ud800", "é 日本"]
+    text = recipe.text_of({"a": "b\nc\x07\x85"}, comments)
     assert yaml.safe_load(text.encode()) == {"a": "b\nc\x07\x85"}
-    assert "é and 日本 stay" in text and len(text.splitlines()) == len(comments) + 1
+    assert "é 日本" in text and len(text.splitlines()) == len(comments) + 1
 
 
 def test_a_mod_with_a_line_end_sets_no_variable(
@@ -102,11 +87,8 @@ def test_a_mod_with_a_line_end_sets_no_variable(
     hostile = "x\nenv:\n  LD_PRELOAD: /tmp/x.so\n#"
     value = V1 | {"mods": [hostile], "container": hostile, hostile: 1, "build_args": [hostile]}
     tasks.recipe_import(paths, written(tmp_path, value), no_lock=True)
-    assert manifests.load_recipe(paths.project, "some-recipe").env == {
-        "VLLM_MARLIN_USE_ATOMIC_ADD": "1",
-        "J": '{"a": 1}',
-    }
-    assert "LD_PRELOAD" not in yaml.safe_dump(yaml.safe_load((paths.project / "recipes/some-recipe.yaml").read_text()))
+    made = yaml.safe_load((paths.project / "recipes/some-recipe.yaml").read_text())
+    assert made["env"] == {"VLLM_MARLIN_USE_ATOMIC_ADD": "1", "J": '{"a": 1}'} and "LD_PRELOAD" not in str(made)
     assert "\nenv:" not in capsys.readouterr().out
 
 
@@ -169,16 +151,6 @@ def test_words_that_sparkrun_would_change_are_not_exported(words: tuple[str, str
     assert caught.value.got == words[1]
 
 
-def test_what_sparkrun_sets_on_a_spark(tmp_path: Path) -> None:
-    def argv(**change: Any) -> tuple[str, ...]:
-        return render.render(recipe.load(Path(written(tmp_path, {"model": "a/b"} | change)))).argv
-
-    assert argv()[3:] == ("--gpu-memory-utilization", "0.8")
-    assert argv(defaults={"gpu_memory_utilization": 0.5})[3:] == ("--gpu-memory-utilization", "0.5")
-    new = argv(defaults={"mamba_ssm_cache_dtype": "float32", "init_port": 1})
-    assert "--mamba-ssm-cache-dtype" in new and "--init-port" not in new
-
-
 # What `check` says.
 
 
@@ -203,14 +175,10 @@ def test_models_that_are_no_repository(paths: Paths, tmp_path: Path, model: str)
 
 
 @pytest.mark.parametrize("model", ['{"a": 1}', '["a"]', "1"])
-def test_a_draft_model_that_is_no_text(
-    paths: Paths, tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_draft_model_that_is_no_text(paths: Paths, tmp_path: Path, model: str) -> None:
     flag = f"""--speculative-config '{{"model": {model}, "method": "eagle3"}}'"""
     file = written(tmp_path, V2 | {"command": f"vllm serve {{model}} {flag}", "defaults": {}})
-    for what in ([file], [file, "scripted-tiny"]):  # one alone, and several of which one is ours
-        assert tasks.recipe_check(paths, what)
-    assert "--speculative-config" in capsys.readouterr().out
+    assert tasks.recipe_check(paths, [file, "scripted-tiny"])
     for task in (tasks.recipe_import, tasks.recipe_show):
         with pytest.raises(ManifestError) as caught:
             task(paths, file)
