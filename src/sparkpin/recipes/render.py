@@ -21,12 +21,11 @@ from sparkpin.pins import vllm_command
 from sparkpin.pins.nodes import EXECUTOR, MOST_NODES, PIPELINE, TENSOR
 from sparkpin.pins.vllm_flags import SERVED_NAME, flag_value, flag_words
 from sparkpin.recipes.recipe import CommunityRecipe
-from sparkpin.recipes.shell import FACTS, LONGEST, Launch, Shell
+from sparkpin.recipes.shell import FACTS, LONGEST, WORDS, Launch, Shell
 
 REPO = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
 POOLING = re.compile(r"(?:^|[-_./])(?:embed(?:dings?)?|rerank(?:er)?)(?:$|[-_.])", re.IGNORECASE)
 TEXT = ("auto", "none", "generate", "draft")  # what --runner, --convert and --task say of a model that writes text
-WORDS = 500  # of a command; vLLM has some 300 flags
 EXPANDED = re.compile(r"(?<!\\)(?:\\\\)*[`$]")
 QUOTED = re.compile(r'(?<!\\)(?:\\\\)*"')
 SPAN = re.compile(r"\{[^{}]*\}")

@@ -58,6 +58,7 @@ SET_ELSEWHERE = re.compile("|".join(FACTS["set_elsewhere"]))
 UNKNOWN = "a variable with a value: set it, or write ${NAME:-VALUE}; no secret is read"
 SIMPLE = "closed quotes, plain words, $NAME or ${NAME:-text} with a plain text: only a shell could expand this"
 MOST = 100  # commands that cannot be read
+WORDS = 500  # of a command, and commands before it; vLLM has some 300 flags
 
 
 @dataclass
@@ -94,7 +95,7 @@ class Shell:
         """By the command that starts vLLM or a container, or else the last. ManifestError for flags that are lost."""
         self.text += "\n"  # a script's last line ends
         command, before, faults = None, list[str](), list[ManifestError]()
-        while self.at < len(self.text):
+        while self.at < len(self.text) and len(before) < WORDS:
             start = self.at
             try:
                 read = self.command()
@@ -116,7 +117,7 @@ class Shell:
             if command is None:
                 raise next(iter(faults), self.fault(self.text.strip(), "a command that starts a server"))
             before.pop()
-        rest = re.sub(r"(?m)^\s*#.*$", "", self.text[self.at :])  # a comment ends with its line, backslash or not
+        rest = re.sub(r"(?m)^[ \t]*#.*$", "", self.text[self.at :])  # a comment ends with its line, backslash or not
         after = [line.strip() for line in rest.replace("\\\n", " ").splitlines()]
         for line in after:
             if line.startswith("-"):
@@ -143,7 +144,7 @@ class Shell:
         raws, words, assigned, plumbing = list[str](), list[str](), dict[str, str](), list[str]()
         while self.at < len(self.text):
             token = TOKEN.match(self.text, self.at)
-            if token is None:
+            if token is None or len(raws) > WORDS:
                 raise self.fault(self.text[self.at : self.at + 20])
             if raw := token["word"]:
                 raws.append(raw)
@@ -162,7 +163,7 @@ class Shell:
 
     def words(self, raw: str) -> list[str]:
         """What a word becomes: one, several, or none where it has a variable outside of quotes."""
-        if BRACES.search(re.sub(rf"\\.|{QUOTED}|\$\{{[^}}]*\}}", "x", raw, flags=re.DOTALL)):
+        if BRACES.search(re.sub(rf"\\.|{QUOTED}|\$\{{[^{{}}]*\}}", "x", raw, flags=re.DOTALL)):
             raise self.fault(raw, "braces in quotes: bash makes several words of these; put single quotes around JSON")
         return shlex.split(IN_WORD.sub(self.expanded, raw))
 

@@ -153,9 +153,6 @@ def test_one_machine_of_version_1(tmp_path: Path) -> None:
 
 
 def test_a_missing_key(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError) as caught:
-        render.render(made(tmp_path, V1, "vllm serve a/b --port {port}"))
-    assert caught.value.got == "{port}"
     assert render.render(made(tmp_path, V2, "vllm serve {model} --port {port}")).missing == ("port",)
     assert render.render(made(tmp_path, V2, "vllm serve {model} --port ${PORT}", env={"PORT": 1})).missing == ()
 
