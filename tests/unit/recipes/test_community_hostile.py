@@ -261,6 +261,8 @@ def test_nothing_is_printed_whole_that_is_long(
         {"command": "vllm serve a/b " + " ".join(f"{{a{number}}}" for number in range(300))},
         {"command": "A=$A$A\n" * 30 + "vllm serve a/b $A", "env": {"A": "x"}},
         {"command": "vllm serve a/b " + "${B:-$A}" * 5000, "env": {"A": "x" * 5000}},
+        {"command": "a;" * 600 + "vllm serve a/b"},
+        {"command": "vllm serve a/b " + "${A:-" * 20_000},
         {"include": "a" * 300},
     ],
 )
