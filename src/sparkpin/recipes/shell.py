@@ -183,8 +183,8 @@ class Shell:
         if value is None:
             raise self.fault(found[0], UNKNOWN)
         self.length += len(value)
-        if self.length > LONGEST * 2:
-            raise self.fault(f"{self.length:,} characters", f"at most {LONGEST:,}, with the values of variables")
+        if self.length > LONGEST // 4:
+            raise self.fault(f"{self.length:,} characters", f"at most {LONGEST // 4:,} from variables")
         return re.sub(r'["\\]' if in_quotes else r"[^\w \t\n]", r"\\\g<0>", value)
 
     def fault(self, got: str, expected: str = "") -> ManifestError:
