@@ -23,7 +23,7 @@ import pytest
 from checkout import Checkout
 from docker.models.containers import Container
 from two_hosts import OtherHost, other_host
-from watched import free_port, until
+from watched import free_port, signal_processes, until
 
 from sparkpin.core.errors import (
     BusyError,
@@ -234,11 +234,13 @@ def test_two_machines_serve_one_model(copy: Checkout, host: OtherHost, first: Re
 
 
 @pytest.mark.parametrize("rank", [1, 0])
-def test_what_ends_one_machine_ends_both_and_they_answer_again(copy: Checkout, host: OtherHost, rank: int) -> None:
-    """Killed from outside: Docker leaves down what it killed itself."""
-    until(lambda: answers(copy))
+def test_what_ends_one_machine_ends_both_and_they_answer_again(
+    copy: Checkout, host: OtherHost, first: Release, rank: int
+) -> None:
+    copy.done("export", first.tag, host.url, "--with-checkpoint")  # is there already, unless this test runs alone
+    copy.done("serve", first.tag, "--nodes", host.url, "--link", host.own)
     before = processes(copy, host)
-    os.kill(before[rank][1], signal.SIGKILL)
+    signal_processes(containers(copy, host)[rank], "VLLM::Worker", "KILL")
     until(lambda: not set(processes(copy, host)) & set(before) and served(copy)["ready"], 900)
     assert answers(copy)
     assert [one[0] for one in processes(copy, host)] == [one[0] for one in before], "Docker started them again"
@@ -263,10 +265,15 @@ def refused_while_it_answers(copy: Checkout, host: OtherHost, records: Releases,
     assert processes(copy, host) == before and answers(copy)
 
 
+def containers(copy: Checkout, host: OtherHost) -> list[Container]:
+    """Of each rank."""
+    label = {"label": [f"sparkpin.home={copy.home}", "sparkpin.nodes"]}
+    return [*Engine.connect().client.containers.list(filters=label), *ranks(host)]
+
+
 def processes(copy: Checkout, host: OtherHost) -> list[Any]:
     """Process 1 of each rank."""
-    label = {"label": [f"sparkpin.home={copy.home}", "sparkpin.nodes"]}
-    both = [*Engine.connect().client.containers.list(filters=label), *ranks(host)]
+    both = containers(copy, host)
     return [(one.id, one.attrs["State"]["Pid"], one.attrs["State"]["StartedAt"]) for one in both]
 
 
