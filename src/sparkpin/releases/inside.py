@@ -41,7 +41,7 @@ SETTINGS = "settings.json"
 RESTARTS = HERE / "state/restarts"  # their number, since the last time that all were there again
 STATE = Path("/tmp/sparkpin")  # a tmpfs: empty again at each start
 HUNG, UNASKED, PEER_LOST, OUT_OF_MEMORY = 70, 71, 72, 137
-"""Exit codes. 71: ended with 0 though nobody asked; 72: another machine's end of the pair has gone."""
+"""Exit codes. 71: ended with 0 though nobody asked; 72: a worker of the pair has gone."""
 STAYS_DOWN = "stays down"  # how the last line of the log begins then
 METRICS_SECONDS = 5.0
 LOOK_SECONDS = 1  # between two looks for the other machines
@@ -85,7 +85,7 @@ def run(argv: Sequence[str]) -> int:
         now = connections(settings["store"])
         gone = {one[:8] for one in known} - {one[:8] for one in known & now}  # who came again meanwhile has gone, too
         if gone and not causes:
-            end(PEER_LOST, "another machine has gone from torch's store")
+            end(PEER_LOST, "a worker has gone from torch's store, here or on another machine")
         known.update(now)
 
     signal.signal(signal.SIGTERM, stop)
