@@ -113,7 +113,7 @@ def test_render_prints_a_dockerfile_and_its_key_does_not_depend_on_the_checkout(
 
 SLOW = ["asyncio", "cyclonedx", "gguf", "google", "httpx", "huggingface_hub", "in_toto_attestation", "jinja2", "numpy",
         "packaging"]  # fmt: skip
-ROOMS = ("build", "checkpoint", "distribute", "history", "measure", "prune", "recipes", "report", "upgrade")
+ROOMS = ("build", "distribute", "history", "measure", "prune", "recipes", "report", "upgrade")
 ALL_FOUR = """
 import sys
 from sparkpin.cli.line import main
