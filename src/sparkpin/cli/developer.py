@@ -22,6 +22,11 @@ from sparkpin.pins.values import SECRET_NAME, SHAPE
 PYTHON = [sys.executable, "-m"]
 PYTEST = [*PYTHON, "pytest", "-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder", "--durations", "15"]
 REAL = ["--maxprocesses", "4", "tests/engine", "tests/e2e", "tests/adversary"]  # each may run a server of 3 GB
+PARTS = ("pins", "recipes", "stages", "dockerfiles", "mods", "src/sparkpin/build/rootfs.sh")
+"""What goes into an image is either locked by hash and public, or a file of the project: all of those are searched for
+secrets. Inside wheels and Debian packages nothing is searched."""
+CONFIG = ".hadolint.yaml"
+HADOLINT = Path(sys.executable).with_name("hadolint")
 
 
 @task("for developers")
@@ -54,11 +59,6 @@ def check() -> int:
 def run_all(commands: Sequence[Sequence[str | Path]]) -> list[int]:
     """Run each in the project, though one before it failed; returns the exit codes."""
     return [subprocess.run(command, cwd=project_folder()).returncode for command in commands]
-
-
-PARTS = ("pins", "recipes", "stages", "dockerfiles", "mods", "src/sparkpin/build/rootfs.sh")
-CONFIG = ".hadolint.yaml"
-HADOLINT = Path(sys.executable).with_name("hadolint")
 
 
 def rendered(project: Path) -> dict[str, RenderedImage]:
