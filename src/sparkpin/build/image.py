@@ -165,7 +165,7 @@ class ImageBuild:
         if image is None or {image.config_digest, expected} != {sealed.config_digest}:
             self.engine.untag(ref)
             cause = f"{ref}: got {sealed.config_digest}, as {image and image.config_digest}, expected {expected}"
-            step = "invoke reproduce (on the machine that has the release) prints what differs"
+            step = "invoke reproduce TAG (on the machine that has the release) prints what differs"
             raise DifferenceError(cause, next_step=step)
         return image
 
