@@ -22,9 +22,9 @@ from sparkpin.pins.values import SECRET_NAME, SHAPE
 PYTHON = [sys.executable, "-m"]
 PYTEST = [*PYTHON, "pytest", "-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder", "--durations", "15"]
 REAL = ["--maxprocesses", "4", "tests/engine", "tests/e2e", "tests/adversary"]  # each may run a server of 3 GB
+# What goes into an image is either locked by hash and public, or a file of the project: all of those are searched for
+# secrets. Inside wheels and Debian packages nothing is searched.
 PARTS = ("pins", "recipes", "stages", "dockerfiles", "mods", "src/sparkpin/build/rootfs.sh")
-"""What goes into an image is either locked by hash and public, or a file of the project: all of those are searched for
-secrets. Inside wheels and Debian packages nothing is searched."""
 CONFIG = ".hadolint.yaml"
 HADOLINT = Path(sys.executable).with_name("hadolint")
 
