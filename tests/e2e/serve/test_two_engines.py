@@ -125,7 +125,7 @@ def nothing_runs(copy: Checkout, host: OtherHost) -> bool:
 
 
 def served(copy: Checkout) -> dict[str, Any]:
-    rows: list[dict[str, Any]] = json.loads(copy.done("status", "--json"))
+    rows: list[dict[str, Any]] = json.loads(copy.invoke("status", "--json").stdout)  # whether it is down or not
     return next(row for row in rows if row["recipe"] == RECIPE)
 
 
