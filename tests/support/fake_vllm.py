@@ -214,6 +214,7 @@ def main(argv: list[str], fault: str) -> None:
 def torch_store(value: dict[str, str], headless: bool) -> list[socket.socket]:
     """Connections to the store of rank 0, which waits for all others."""
     address = value["--master-addr"], int(value["--master-port"])
+    time.sleep(3 if headless else 0)  # vLLM takes longer; by then a head whose worker has gone has ended, too
     while headless:
         with contextlib.suppress(OSError):
             return [socket.create_connection(address)]
