@@ -30,7 +30,10 @@ def test_hosts_that_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "url",
-    ["", "http://host", "ssh://", "ssh://host?x", "ssh://user:secret@Host:22", "ssh://host:port", "tcp://127.0.0.1"],
+    [
+        *("", "http://host", "ssh://", "ssh://host?x", "ssh://user:secret@Host:22", "ssh://host:port"),
+        *("tcp://127.0.0.1", "ssh://-oProxyCommand=x"),
+    ],
 )
 def test_urls_that_are_none(url: str) -> None:
     with pytest.raises(InputError) as failed, engine_at(url):
@@ -39,7 +42,7 @@ def test_urls_that_are_none(url: str) -> None:
 
 
 def test_ssh_is_given_host_and_socket() -> None:
-    for host, path in (("ssh://Me@MyAlias:22", "/run/user/1/docker.sock"), ("ssh://-oProxyCommand=x", "")):
+    for host, path in (("ssh://Me@MyAlias:22", "/run/user/1/docker.sock"), ("ssh://host", "")):
         parts = SSH.fullmatch(host + path)
         assert parts
         command = ssh_command(parts, 5, "/tmp/local")
