@@ -47,7 +47,7 @@ def export(
     with_store: Annotated[
         bool, "file: with every wheel, package and model file, to build image and checkpoint again offline"
     ] = False,
-    with_checkpoint: Annotated[bool, "engine: and its checkpoint, into a volume there"] = False,
+    with_checkpoint: Annotated[bool, "ssh://: and its checkpoint, by rsync"] = False,
     redistribute: Annotated[
         bool, "registry: whoever reads there may have its NVIDIA wheels (docs/registry.md)"
     ] = False,

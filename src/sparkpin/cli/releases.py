@@ -55,7 +55,8 @@ def promote(
     engine = engine_of(paths)
     if release.is_good:
         require_as_recorded(paths, release, deep=deep)
-    release = current.promote(paths, engine, release, accepted=accept_loss)
+    lost = quality_gate.lost(paths, release) if accept_loss else ()
+    release = current.promote(paths, engine, release, accepted=dict.fromkeys(lost, accept_loss))
     show("\n".join([f"current release of {release.recipe}: {release.tag}", *notes]))
     next_serve(paths, engine, release)
 

@@ -39,7 +39,7 @@ class Progress(logging.Handler):
     """Prints each line with the seconds since the start."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"[{time.monotonic() - STARTED:6.1f}s] {typed(record.msg)}", file=sys.stderr, flush=True)
+        print(f"[{time.monotonic() - STARTED:6.1f}s] {typed(tame(record.msg))}", file=sys.stderr, flush=True)
 
 
 LOG.propagate = False

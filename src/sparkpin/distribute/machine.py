@@ -45,7 +45,7 @@ def pull(paths: Paths, engine: Engine, url: str, tag: str, *, signed: bool = Fal
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with subprocess.Popen([*ssh, script], stdin=PIPE, stdout=PIPE) as process:
             assert process.stdout
-            there, manifest = process.stdout.readline().decode().strip(), process.stdout.readline()
+            there, manifest = process.stdout.readline(4096).decode(errors="replace").strip(), process.stdout.readline()
             if not manifest:
                 step = f"see above; `ssh {host} {shlex.quote(program)} --help` has to work without a password"
                 raise NetworkError(f"{url}: no sparkpin there has exported {tag}", next_step=step)

@@ -22,7 +22,7 @@ from sparkpin.host.engine import Engine
 from sparkpin.host.machine import require_program, text
 
 SHAPES = "ssh://user@host[:port][/path/of/docker.sock], unix:///path/of/docker.sock or tcp://host:port"
-SSH = re.compile(r"(?P<host>ssh://(?!-)([^@/?#:]+@)?(\[[0-9a-f:]+\]|[^@/?#:]+)(:\d+)?)(?P<socket>/[^?#:]*)?")
+SSH = re.compile(r"(?P<host>ssh://(?!-)([^@/?#:]+@(?!-))?(\[[0-9a-f:]+\]|[^@/?#:]+)(:\d+)?)(?P<socket>/[^?#:]*)?")
 LOCAL = re.compile(r"unix:///.+|tcp://[^@/?#:]+:\d+/?")
 OPTIONS = ("-T", "-oControlPath=none", "-oBatchMode=yes", "-oServerAliveInterval=15", "-oExitOnForwardFailure=yes")
 SECONDS = 30  # that a host may take to answer

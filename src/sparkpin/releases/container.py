@@ -210,7 +210,7 @@ def options(release: Release, checkpoint: Path | str, *, memory: int | None, gpu
     """Keyword arguments of the SDK's `containers.create` that do not depend on who runs it.
 
     Args:
-        checkpoint: its folder on this machine, or the name of a volume of the engine's.
+        checkpoint: its folder on the engine's machine.
         memory: limit in bytes, swap included; None on machines whose GPU shares the memory.
         cache: name of a volume for the user's home; a new one takes its owner from the image's own folder.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ class GoneError(EngineError):
     """The engine answers, and lacks the image of a release."""
 
 
-def promote(paths: Paths, engine: Engine, release: Release, *, accepted: str = "") -> Release:
+def promote(paths: Paths, engine: Engine, release: Release, *, accepted: Mapping[str, str] | None = None) -> Release:
     """Make a release that passed its smoke test the current one of its recipe. Running it again changes nothing more.
 
     The caller has looked whether the release is what its record says.
@@ -40,7 +41,12 @@ def not_passed(paths: Paths, release: Release) -> InputError:
 
 
 def make_current(
-    paths: Paths, engine: Engine, release: Release, *, instead_of: Release | None = None, accepted: str = ""
+    paths: Paths,
+    engine: Engine,
+    release: Release,
+    *,
+    instead_of: Release | None = None,
+    accepted: Mapping[str, str] | None = None,
 ) -> None:
     """Note the promotion, or, `instead_of` the current release, the rollback. Nothing changes unless image and
     checkpoint are there, and the release is still good: a smoke test may have failed since its record was read."""

@@ -64,17 +64,16 @@ def run(argv: Sequence[str]) -> int:
     """Start the server and wait for its end; the exit code of the container."""
     STATE.mkdir(mode=0o700, exist_ok=True)
     (STATE / "started").write_text(str(time.monotonic()))
-    RESTARTS.write_text(str(restarts() + 1 if RESTARTS.exists() else 0))
-    settings = load_settings()
-    Path(settings["socket"]).unlink(missing_ok=True)  # of its last life
-    say(BEGUN)
-    server = subprocess.Popen(argv)
+    server: subprocess.Popen[bytes] | None = None
     causes: list[int] = []  # exit codes of what ended it; 0: it was asked to
     known: set[str] = set()  # connections of all machines to torch's store
 
     def stop(number: int, _: object) -> None:
+        if server is None:
+            sys.exit(0)
         causes.append(0)
-        server.send_signal(number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server.pid, number)  # `send_signal` might reap it, which is `reap`'s
 
     def end(code: int, why: str) -> None:
         say(f"ended: {why}")
@@ -90,6 +89,11 @@ def run(argv: Sequence[str]) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+    settings = load_settings()
+    write_restarts(restarts() + 1 if RESTARTS.exists() else 0)
+    Path(settings["socket"]).unlink(missing_ok=True)  # of its last life
+    say(BEGUN)
+    server = subprocess.Popen(argv)
     signal.signal(signal.SIGUSR1, lambda *_: end(HUNG, "it answered no request any more"))
     if "store" in settings:
         signal.signal(signal.SIGALRM, look)
@@ -100,6 +104,7 @@ def run(argv: Sequence[str]) -> int:
     code = outcome(code, causes)
     if code and restarts() >= (allowed := load_settings()["restarts"]):
         say(f"{STAYS_DOWN}: it has been started again {allowed} times")
+        (STATE / "down").touch()
         while settings.get("rank") and 0 not in causes:
             time.sleep(1)
         return 0
@@ -131,10 +136,18 @@ def connections(store: Sequence[Any]) -> set[str]:
 
 
 def restarts() -> int:
-    """0 where the file says nothing, so that a full disk costs no more than the count."""
+    """0 where the file says nothing."""
     with contextlib.suppress(OSError, ValueError):
         return int(RESTARTS.read_text())
     return 0
+
+
+def write_restarts(number: int) -> None:
+    """A full disk costs no more than the count: the old one stays."""
+    new = RESTARTS.with_suffix(".new")
+    with contextlib.suppress(OSError):
+        new.write_text(str(number))
+        new.replace(RESTARTS)
 
 
 def load_settings() -> dict[str, Any]:
@@ -229,6 +242,9 @@ def under_way(settings: dict[str, Any]) -> str:
 
 def health(settings: dict[str, Any]) -> int:
     """0: healthy. A server that is too busy for the request is: its counters move."""
+    if (STATE / "down").exists():
+        print(STAYS_DOWN)
+        return 1
     before = work_done(settings)
     try:
         print(ask(settings))
@@ -239,7 +255,7 @@ def health(settings: dict[str, Any]) -> int:
         return failed(settings, str(error))
     (STATE / "failures").unlink(missing_ok=True)
     if time.monotonic() - float((STATE / "started").read_text()) > settings["refill"]:
-        RESTARTS.write_text("0")
+        write_restarts(0)
     return 0
 
 

@@ -20,13 +20,13 @@ FILE = "promotions.json"
 
 
 class Promotion(StrictModel):
-    """time: ISO 8601, UTC; rollback: it undoes the promotions since the tag was current last; accepted: why it may lose
-    more than its stage allows, as was measured until then."""
+    """time: ISO 8601, UTC; rollback: it undoes the promotions since the tag was current last; accepted: limits of its
+    stage that it was beyond, as measured until then -> why that was taken."""
 
     tag: Annotated[str, Field(pattern=TAG.pattern)]
     time: str
     rollback: bool = False
-    accepted: str = ""
+    accepted: dict[str, str] = Field(default_factory=dict)
 
 
 class Promotions(StrictModel):

@@ -5,6 +5,7 @@ releases/<recipe>/<stage>-<key12>/kept.txt   why, in one line, which may be empt
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,8 +36,11 @@ class Protection:
 
 def protections_of(records: Releases, recipe: str) -> dict[str, Protection]:
     """Release tag -> protection. Takes no lock: each file is whole or absent."""
-    kept = (records.root / recipe).glob(f"*/{FILE}")
-    return {f"{OURS}{recipe}:{file.parent.name}": Protection.read(file) for file in kept}
+    found = {}
+    for file in (records.root / recipe).glob(f"*/{FILE}"):
+        with contextlib.suppress(FileNotFoundError):  # `keep --remove` runs at the same time
+            found[f"{OURS}{recipe}:{file.parent.name}"] = Protection.read(file)
+    return found
 
 
 def protect(records: Releases, release: Release, note: str = "") -> Protection:
@@ -46,7 +50,7 @@ def protect(records: Releases, release: Release, note: str = "") -> Protection:
         if note.strip() or not file.is_file():
             with files.atomic_file(file) as out:
                 out.write(f"{' '.join(note.split())}\n".encode())
-    return Protection.read(file)
+        return Protection.read(file)
 
 
 def unprotect(records: Releases, release: Release) -> bool:

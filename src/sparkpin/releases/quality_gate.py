@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sparkpin.core.errors import InputError, ManifestError, QualityError
 from sparkpin.core.paths import Paths
 from sparkpin.pins import manifests
@@ -38,7 +40,7 @@ def check(paths: Paths, release: Release, *, accepted: str) -> tuple[str, ...]:
         return (f"no quality record: {why}",)
     lines = judged(paths, release, record)
     more = [line for line in lines if line.kept == "more"]
-    reason = accepted or accepted_reason(paths, release, record)
+    reason = accepted or accepted_reason(paths, release, record, more)
     if more and not reason:
         raise QualityError(
             f"{release.tag} has lost more against {record.reference} than its stage may cost: "
@@ -67,8 +69,16 @@ def is_refused(paths: Paths, release: Release) -> bool:
     return refusal(paths, release) is not None
 
 
-def accepted_reason(paths: Paths, release: Release, record: QualityRecord) -> str:
-    """Why a greater loss was accepted last, with which the release was promoted since the record was made; "" where
+def lost(paths: Paths, release: Release) -> list[str]:
+    """The limits of its stage that the release is beyond."""
+    record = against_parent(paths, release)
+    return [line.name for line in judged(paths, release, record) if line.kept == "more"] if record else []
+
+
+def accepted_reason(paths: Paths, release: Release, record: QualityRecord, more: Sequence[Judged]) -> str:
+    """Why all of `more` was accepted last, with which the release was promoted since the record was made; "" where
     nobody has."""
-    rows = [row for row in Releases(paths).promotions(release.recipe) if row.tag == release.tag]
-    return next((row.accepted for row in reversed(rows) if row.accepted and row.time >= record.time), "")
+    for row in reversed(Releases(paths).promotions(release.recipe)):
+        if row.tag == release.tag and row.time >= record.time and {one.name for one in more} <= row.accepted.keys():
+            return next(iter(row.accepted.values()), "")
+    return ""

@@ -15,7 +15,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -329,14 +329,15 @@ class Releases:
             raise ManifestError(path, "promotions", tag, "a release that has a record", next_step=step)
         return release
 
-    def point(self, release: Release, *, rollback: bool = False, accepted: str = "") -> None:
+    def point(self, release: Release, *, rollback: bool = False, accepted: Mapping[str, str] | None = None) -> None:
         """Make a release the current one. The caller holds the recipe's lock.
 
-        rollback: it is gone back to. What is current already is not promoted once more, unless a loss is accepted.
+        rollback: it is gone back to; accepted: as of `Promotion`. What is current already is not promoted once more,
+        unless another loss is accepted.
         """
         rows = self.promotions(release.recipe)
-        if promotions.current_of(rows) != release.tag or accepted:
-            rows = (*rows, Promotion(tag=release.tag, time=now(), rollback=rollback, accepted=accepted))
+        if promotions.current_of(rows) != release.tag or (accepted and rows[-1].accepted != accepted):
+            rows = (*rows, Promotion(tag=release.tag, time=now(), rollback=rollback, accepted=dict(accepted or {})))
             value = PROMOTIONS.dump_python(Promotions(promotions=rows), mode="json", by_alias=True)
             files.write_json(self.promotions_path(release.recipe), value)
 

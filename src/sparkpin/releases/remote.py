@@ -11,7 +11,7 @@ from pathlib import Path
 from sparkpin.checkpoint.content import OWN, RECORD
 from sparkpin.core.errors import DiskError, InputError, NetworkError
 from sparkpin.core.progress import ticking
-from sparkpin.core.terminal import say
+from sparkpin.core.terminal import printable, say
 from sparkpin.host.machine import require_program
 from sparkpin.host.ssh import OPTIONS, SECONDS, SSH
 from sparkpin.releases.record import Release
@@ -22,7 +22,7 @@ LOGIN = re.compile(r"ssh://(?P<host>([^@]+@)?(\[[0-9a-f:]+\]|[^:]+))(:(?P<port>\
 def checkpoint_at(url: str, release: Release) -> str:
     """The folder on an ssh host that has the release's checkpoint, "" where none is. InputError for another url,
     NetworkError."""
-    return run_there(url, find_folder(release, f'if [ -f "$d/{RECORD}" ]; then echo "$d"; fi'))
+    return folder_there(url, release, f'if [ -f "$d/{RECORD}" ]; then echo "$d"; fi')
 
 
 def send_checkpoint(url: str, release: Release, folder: Path, *, deep: bool = False) -> None:
@@ -31,17 +31,24 @@ def send_checkpoint(url: str, release: Release, folder: Path, *, deep: bool = Fa
 
     deep: compare what is there byte for byte. Raises what `checkpoint_at` raises, and DiskError.
     """
-    there = run_there(url, find_folder(release, f'mkdir -p "$d" && cd "$d" && rm -f {RECORD} && pwd -P'))
+    there = folder_there(url, release, f'mkdir -p "$d" && rm -f "$d/{RECORD}" && echo "$d"')
     words = ["-rlpts", "--chmod=D755,F444", "--partial-dir=.partial", *(["--checksum"] if deep else [])]
     ends = (f"{folder}/", at(url, f"{there}/"))
     rsync(url, *words, "--delete", *(f"--exclude=/{name}" for name in OWN), *ends)
     rsync(url, *words, f"--include=/{RECORD}", "--exclude=*", *ends)
 
 
-def find_folder(release: Release, then: str) -> str:
-    """A shell's line, in which `d` becomes the checkpoint's folder, of the user who logs in."""
+def folder_there(url: str, release: Release, script: str) -> str:
+    """The checkpoint's folder in the data directory of the user who logs in, as a shell's line prints it, which has its
+    name in `d`; "" where it prints nothing. No prune there knows it. NetworkError for anything else that is printed:
+    rsync removes what it does not know from where it goes."""
+    name = f"carried/{release.model}/{release.checkpoint_key[:16]}"
     home = "${SPARKPIN_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/sparkpin}"
-    return f'd="{home}/checkpoints/{release.model}/{release.checkpoint_key[:16]}"; {then}'
+    found = run_there(url, f'd="{home}/{name}"; {script}')
+    if found and not re.fullmatch(rf"/[^\n]+/{name}", found):
+        step = f"its login is to print nothing by itself: ssh {host_of(url)} true"
+        raise NetworkError(f"{host_of(url)}: got {printable(found[-200:])}, expected .../{name}", next_step=step)
+    return found
 
 
 def host_of(url: str) -> str:
@@ -55,10 +62,16 @@ def run_there(url: str, script: str) -> str:
     """What a shell's line prints on an ssh host."""
     program, host = require_program("ssh", package="openssh-client"), host_of(url)
     argv = [program, *OPTIONS, f"-oConnectTimeout={SECONDS}", "--", host, script]
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False)
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=4 * SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise NetworkError(f"{host}: no answer within {4 * SECONDS} s", next_step="the same command again") from None
     if done.returncode:
-        cause = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        step = f"`ssh {host}` has to work without a password (ssh-keygen, ssh-copy-id, ~/.ssh/config)"
+        cause = printable(" ".join(done.stderr.split())[-600:]) or f"exit code {done.returncode}"
+        login = "has to work without a password (ssh-keygen, ssh-copy-id, ~/.ssh/config)"
+        step = f"`ssh {host}` {login if done.returncode == 255 else 'shows what is wrong there'}"
         raise NetworkError(f"{host}: {cause}", next_step=step)
     return done.stdout.strip()
 

@@ -55,7 +55,7 @@ def quality_of(paths: Paths, release: Release) -> ReportEvidence:
         found = quality.against_parent(paths, release) or next(reversed(quality.records_of(paths, release)), None)
         if found and found.role == "parent":  # against the limits that the stage sets now, as `promote` does
             found = dataclasses.replace(found, judged=quality_gate.judged(paths, release, found) or found.judged)
-        reason = quality_gate.accepted_reason(paths, release, found) if found and found.more else ""
+        reason = quality_gate.accepted_reason(paths, release, found, found.more) if found else ""
     except SparkpinError as error:
         return damaged("Quality", error, hint)
     if found is None:

@@ -37,7 +37,7 @@ class Health:
 
 @dataclass(frozen=True)
 class LaunchOrder:
-    """What is to be served, and how. checkpoint: a folder, or the name of a volume; memory: limit in bytes, swap
+    """What is to be served, and how. checkpoint: its folder; memory: limit in bytes, swap
     included; labels: whose it is; timeout: seconds that its start may take; node: which one of several machines, None
     where it is one."""
 

@@ -47,7 +47,7 @@ STOP_SECONDS = 10
 class Place:
     """One machine of a release for several.
 
-    checkpoint: a folder of this machine, or a volume there; env: what it adds to the release's; where: the URL of
+    checkpoint: its folder there; env: what it adds to the release's; where: the URL of
     another machine, "" for this one.
     """
 

@@ -73,4 +73,4 @@ def test_a_damaged_stage_is_measured_and_not_promoted(copy: tuple[Checkout, str]
     assert made.release(recipe=name, stage="hybrid")["state"] == "passed"
     assert "accepted: kl: MORE" in made.done("promote", release, "--accept-loss", "a test")
     assert made.release(recipe=name, stage="hybrid")["state"] == "current"
-    assert Releases(paths).promotions(name)[-1].accepted == "a test"
+    assert Releases(paths).promotions(name)[-1].accepted["kl"] == "a test"

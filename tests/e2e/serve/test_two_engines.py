@@ -292,7 +292,7 @@ def processes(copy: Checkout, host: OtherHost) -> list[Any]:
 
 def folder_of(host: OtherHost, release: Release) -> Path:
     """Of a release's checkpoint there."""
-    return host.ssh.home / f"checkpoints/{release.model}/{release.checkpoint_key[:16]}"
+    return host.ssh.home / f"carried/{release.model}/{release.checkpoint_key[:16]}"
 
 
 def test_switch_and_back(copy: Checkout, host: OtherHost, records: Releases, serving: Release) -> None:

@@ -61,7 +61,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def folder_there(host: SshHost) -> Path:
-    return host.home / f"checkpoints/{ONE.model}/{KEY[:16]}"
+    return host.home / f"carried/{ONE.model}/{KEY[:16]}"
 
 
 def bytes_in(folder: Path) -> int:

@@ -38,7 +38,7 @@ def host(site: FakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         monkeypatch.setenv("PATH", host.ssh.path)
         release = site.release
         host.engine.client.images.load(b"".join(site.engine.client.images.get(release.tag).save(named=release.tag)))
-        there = host.ssh.home / f"checkpoints/{release.model}/{release.checkpoint_key[:16]}"
+        there = host.ssh.home / f"carried/{release.model}/{release.checkpoint_key[:16]}"
         shutil.copytree(site.checkpoint, there)
         yield host
         service.stop(site.paths, site.engine, None)

@@ -284,7 +284,7 @@ def test_what_promote_refuses_rollback_passes_over(paths: Paths) -> None:
     limit(paths, 0.005)
     refused = partial(quality_gate.is_refused, paths)
     assert landing([old, parent, worse, current], current, [], refused) == old
-    Releases(paths).point(worse, accepted="a test")
+    Releases(paths).point(worse, accepted={"kl": "a test"})
     assert landing([old, parent, worse, current], current, [], refused) == worse
 
 
@@ -399,7 +399,13 @@ def test_promotion_goes_by_the_record_and_by_the_stage_as_it_is_now(
     records = Releases(paths)
     records.point(ours)
     assert isinstance(quality_gate.refusal(paths, ours), QualityError), "a promotion alone accepts nothing"
-    records.point(ours, accepted="we need the memory")
+    assert quality_gate.lost(paths, ours) == ["kl"]
+    records.point(ours, accepted={"kl": "we need the memory"})
+    assert quality_gate.refusal(paths, ours) is None
+    limit(paths, 0.005, ", top1: 0.999")  # another loss, which nobody has accepted
+    with pytest.raises(QualityError, match="top1"):
+        quality_gate.check(paths, ours, accepted="")
+    limit(paths, 0.004)
     assert quality_gate.refusal(paths, ours) is None
     assert "we need the memory" in quality_of(paths, ours).text
     worse = figures(Figure(value=0.03, low=0.02, high=0.04))

@@ -3,7 +3,9 @@ connected with. What it would signal, and the server, are not there: as process 
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +29,7 @@ def lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         (inside.signal, "signal", handlers.__setitem__),
         (inside.signal, "setitimer", lambda *_: None),
         (inside.time, "sleep", lambda _: handlers[inside.signal.SIGTERM](inside.signal.SIGTERM, None)),
-        (inside.subprocess, "Popen", lambda argv: SimpleNamespace(pid=0, send_signal=lambda number: None)),
+        (inside.subprocess, "Popen", lambda argv: SimpleNamespace(pid=0)),
     ):
         monkeypatch.setattr(module, name, value)
 
@@ -53,6 +55,26 @@ def test_at_its_limit_it_ends_with_0_and_says_so(
     assert lives(rank, 0, 1) == 0
     assert f"sparkpin: {inside.STAYS_DOWN}" in capsys.readouterr().out.splitlines()[-1]
     assert lives(rank, 1, 3) == 1, "the limit was raised"
+
+
+def test_a_full_disk_costs_no_more_than_the_count(lives: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lives(None, 1, 3) == 1
+
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(inside.RESTARTS.with_suffix(".new").__class__, "write_text", full)
+    inside.write_restarts(7)
+    assert inside.restarts() == 2, "the count that was there"
+
+
+def test_a_stop_before_there_is_a_server_ends_it(lives: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers: dict[int, Any] = {}
+    monkeypatch.setattr(inside.signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(inside, "load_settings", lambda: handlers[inside.signal.SIGINT](inside.signal.SIGINT, None))
+    with pytest.raises(SystemExit) as ended:
+        lives(None, None, 1)
+    assert ended.value.code == 0
 
 
 HEAD, WORKER, OTHER = "0100000A", "0200000A", "0300000A"  # 10.0.0.1, .2, .3, as proc(5) has them here
