@@ -35,8 +35,8 @@ def require_fitting(kind: Kind, **given: object) -> None:
     """InputError for an option that means nothing for such a place. given: options, with _ for -, and their values."""
     for option in [f"--{name.replace('_', '-')}" for name, value in given.items() if value]:
         if option not in FITS[kind]:
-            step = f"leave {option} out; there are {', '.join(FITS[kind])}"
-            raise InputError(f"{option} does not go with a place of this kind ({kind})", next_step=step)
+            cause = f"{option} does not go with a place of this kind ({kind})"
+            raise InputError(cause, next_step=f"the same command without {option}")
 
 
 @task("prove and carry")
@@ -122,10 +122,9 @@ def import_(
     kind = kind_of(place)
     require_fitting(kind, require_signature=require_signature, unsigned=unsigned, ca=ca)
     paths = Paths.from_env()
-    if (kind == "machine") != bool(tag):
-        raise InputError(
-            f"{place}: a tag goes with ssh:// and with nothing else", next_step="invoke import ssh://HOST TAG"
-        )
+    if place.startswith("ssh://") != bool(tag) or (kind == "machine" and not tag):
+        got = f"a tag with {place}" if tag else f"{place} and no tag"
+        raise InputError(f"got {got}, expected FILE, oci://... or ssh://HOST TAG", next_step="invoke import --help")
     if tag:
         done = machine.pull(paths, engine_of(paths), place, tag, signed=require_signature)
     elif kind == "registry":

@@ -14,6 +14,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import show
 from sparkpin.distribute import signing
 from sparkpin.host.engine import engine_of
+from sparkpin.image.oci import INDEX
 from sparkpin.releases import current
 from sparkpin.releases.record import Release, Releases
 
@@ -56,7 +57,7 @@ def verify(
     from sparkpin.distribute import verify as verifying  # slow to import, and no other task needs it
     from sparkpin.distribute.bundle import open_bundle
 
-    if Path(subject).is_file():
+    if Path(subject).is_file() or (Path(subject) / INDEX).is_file():
         if sign:
             raise InputError(f"{subject}: a bundle is signed where it was made", next_step="leave --sign out")
         with open_bundle(Path(subject)) as opened:

@@ -139,6 +139,10 @@ def run(program: str, words: Sequence[str]) -> int:
     if "list" in own or not words:
         show_list(program)
         return 0
+    if verbs := [head for head in heads() if not name and head.startswith(f"{words[0]} ")]:
+        got = f"{program} {words[0]}: got {' '.join(words[1:2]) or 'no verb'}"
+        meant = did_you_mean(" ".join(words[:2]), verbs)
+        raise InputError(f"{got}, expected one of: {', '.join(verbs)}", next_step=f"{meant}{program} {verbs[0]} --help")
     if not name:
         meant = did_you_mean(" ".join(words[:2]), heads()) or did_you_mean(words[0], heads())
         raise InputError(f"{program} does not know {words[0]!r}", next_step=f"{meant}`{program}` alone lists the tasks")

@@ -49,7 +49,7 @@ LOG.setLevel(logging.INFO)  # --verbose: DEBUG, --quiet: WARNING
 
 def show(text: str = "") -> None:
     """One line, or several, of what a command is for."""
-    print(typed(text) if text.startswith("next: ") else text, flush=True)
+    print(typed(text), flush=True)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -63,7 +63,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    texts = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    texts = [["" if cell is None else typed(str(cell)) for cell in row] for row in rows]
     wide, least, gaps = [], [], 2 * (len(columns) - 1)
     for column in zip(columns, *texts, strict=True):
         wide.append(max(map(cell_len, column)))
@@ -93,7 +93,7 @@ COLOURS |= dict.fromkeys(("inspected", "advice"), "yellow")
 
 def show_json(value: object) -> None:
     """In ASCII: what comes from paths and answers may be no text that the terminal takes."""
-    show(json.dumps(value, indent=2, sort_keys=True))
+    print(json.dumps(value, indent=2, sort_keys=True), flush=True)
 
 
 def size(count: int | None) -> str:

@@ -261,7 +261,11 @@ def opened(path: Path) -> Iterator[dict[str, Slice]]:
 
 
 def read_folder(folder: Path) -> dict[str, Slice]:
-    return {str(path.relative_to(folder)): WholeFile(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    """As of an archive, no link is followed."""
+    found = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if not path.is_dir()}
+    if len(found) > MEMBERS or any(path.is_symlink() or not path.is_file() for path in found.values()):
+        raise Refused(f"it has something else than files, or more than {MEMBERS:,} of them")
+    return {name: WholeFile(path) for name, path in found.items()}
 
 
 def read_archive(file: BinaryIO) -> dict[str, Slice]:

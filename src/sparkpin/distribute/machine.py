@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from subprocess import PIPE
 from sparkpin.core import files, locks
 from sparkpin.core.errors import IntegrityError, NetworkError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import count, say
+from sparkpin.core.terminal import count, printable, say
 from sparkpin.distribute import layout, transfer
 from sparkpin.distribute.bundle import Bundle
 from sparkpin.host.engine import Engine
@@ -49,12 +50,17 @@ def pull(paths: Paths, engine: Engine, url: str, tag: str, *, signed: bool = Fal
             if not manifest:
                 step = f"see above; `ssh {host} {shlex.quote(program)} --help` has to work without a password"
                 raise NetworkError(f"{url}: no sparkpin there has exported {tag}", next_step=step)
+            if not re.fullmatch(r"/\S+/sparkpin-\w+/layout/", there):
+                step = f"its login is to print nothing by itself: ssh {host} true"
+                raise NetworkError(f"{url}: got {printable(there)}, expected the folder of the export", next_step=step)
             with layout.refusing(url):
                 names = [name for name in json.loads(manifest)[0]["Layers"] if layout.BLOB.fullmatch(name)]
             diff_ids = [f"sha256:{name[-64:]}" for name in names]
             have = {*diff_ids} - transfer.lacking_layers(paths, engine, diff_ids)
             say(f"fetching what lacks of it; {count(len(have), 'layer')} are here")
-            words = ["-rt", "--partial", "--size-only", *(f"--exclude=/{oci.blob(one)}" for one in have)]
+            for name in (oci.INDEX, oci.ARCHIVE_MANIFEST):  # others may have the same size
+                (folder / name).unlink(missing_ok=True)
+            words = ["-rt", "--partial", "--size-only", "--delete", *(f"--exclude=/{oci.blob(one)}" for one in have)]
             remote.rsync(url, *words, remote.at(url, there), str(folder))
         try:
             bundle = transfer.import_bundle(paths, engine, folder, signed=signed, without=have)

@@ -71,8 +71,10 @@ def export(paths: Paths, engine: Engine, release: Release, target: Path, *, stor
     try:
         with open_bundle(target, NOBODY):
             return written
-    except IntegrityError as error:
+    except BaseException as error:
         shutil.rmtree(target) if target.is_dir() else target.unlink()
+        if not isinstance(error, IntegrityError):
+            raise
         why = f"{release.tag} is not exported, for every import would refuse it: {error.message}"
         raise IntegrityError(why, next_step=f"invoke verify {release.tag} prints all that is wrong") from None
 

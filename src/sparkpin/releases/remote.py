@@ -103,7 +103,7 @@ def rsync(url: str, *words: str) -> None:
             shown = lines.decode(errors="replace").rpartition("\r")[2].strip() or shown
         if process.wait():
             errors.seek(0)
-            cause = " ".join(errors.read().decode(errors="replace").split())[-600:]
+            cause = " ".join(errors.read().decode(errors="replace").split())[-600:] or "rsync failed"
             if "No space left" in cause:
                 raise DiskError(f"{host}: {cause}", next_step="free space, then the same command again")
             step = "the same command again, which goes on where it was; rsync has to be installed there, too"
