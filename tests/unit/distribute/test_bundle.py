@@ -129,6 +129,12 @@ def test_what_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert str(path) in failed.value.message
 
 
+def test_a_folder_with_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "index.json").symlink_to("/etc/passwd")
+    with pytest.raises(layout.Refused):
+        layout.read_folder(tmp_path)
+
+
 def test_a_folder_of_more_files_than_a_process_can_open(tmp_path: Path) -> None:
     """What a registry gave."""
     for number in range(200):
