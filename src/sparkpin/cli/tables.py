@@ -33,9 +33,10 @@ def show_images(rows: Sequence[Mapping[str, Any]], shared: int | None) -> None:
         created = row["created"][:16].replace("T", " ")
         cells.append((state_text(row["state"]), verdict, size, terminal.size(row["unique_size"] or None), created))
         if colon:
-            notes.append(f"{end_of(row['tag'])}: smoke test {row['smoke']}")
+            notes.append(f"{row['tag']}: smoke test {row['smoke']}")
         if kept := row["protected"]:
-            notes.append(f"{end_of(row['tag'])}: kept since {kept['since'][:10]} {terminal.printable(kept['note'])}")
+            note = f": {terminal.printable(kept['note'])}" * bool(kept["note"])
+            notes.append(f"{row['tag']}: kept since {kept['since'][:10]}{note}")
     tables(("release", "state", "smoke", "size", "own size", "created"), [row["tag"] for row in rows], cells)
     if gone := sum(not row["image"] for row in rows):
         lost = f"the engine has not {terminal.count(gone, 'image')}"

@@ -250,7 +250,9 @@ def opened(path: Path) -> Iterator[dict[str, Slice]]:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", next_step=NAME_ONE) from None
     if is_folder:
-        yield read_folder(path)
+        with refusing(path):
+            found = read_folder(path)
+        yield found
     elif file:
         with file:
             with refusing(path):

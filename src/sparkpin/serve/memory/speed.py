@@ -73,7 +73,7 @@ def read_rows(speed: Speed) -> list[Row]:
 
 def speed_lines(speed: Speed) -> Iterator[str]:
     if speed.bandwidth is None:
-        yield "the highest speed follows from the memory's bandwidth: --bandwidth GB/s"
+        yield "for the highest speed give the memory's bandwidth: --bandwidth GB/s"
         return
     step, whose = speed.step, " (a DGX Spark's memory)" if speed.bandwidth == SPARK_BANDWIDTH else ""
     at = f"at {speed.bandwidth / 1e9:g} GB/s{whose} the ceiling is"
