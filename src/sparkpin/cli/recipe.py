@@ -26,6 +26,7 @@ from sparkpin.pins.schema import UNRESOLVED
 from sparkpin.recipes import check, export
 from sparkpin.recipes import recipe as foreign
 from sparkpin.recipes.adopt import about, adopt, plain_name
+from sparkpin.recipes.render import REPO
 from sparkpin.recipes.rules import ORDER, RecipeFinding
 from sparkpin.releases import container
 from sparkpin.releases.record import Releases
@@ -90,7 +91,7 @@ def subjects(what: Sequence[str]) -> list[str]:
     """Files and names; a folder means all recipes below it."""
     found: list[str] = []
     for word in what:
-        below = [str(file) for file in Path(word).rglob("*") if file.suffix in (".yaml", ".yml")]
+        below = [str(file) for file in Path(word).rglob("*") if file.suffix in (".yaml", ".yml") and file.is_file()]
         if Path(word).is_dir() and not below:
             raise InputError(f"{word}: no recipe there", next_step="give files, or folders of *.yaml")
         found += sorted(below) or [word]
@@ -137,8 +138,10 @@ def recipe_import(
     if target.exists():
         raise InputError(f"{target} is there already", next_step="give the new one another name: --name NAME")
     read = foreign.load(path)
-    named = read.model_copy(update={"model": model}) if model else read
+    named = read.model_copy(update={"model": model}) if model and not REPO.fullmatch(read.model) else read
     made = adopt(paths.project, named, target.stem, stack=stack, stage=stage)
+    if model and made.value["model"] != model:
+        raise InputError(f"--model {model}: {path} serves {made.value['model']}", next_step="leave --model out")
     taken = parse(schema.Recipe, made.value, target)  # before anything is fetched or written
     pin, new = pin_of(paths, taken.model, made.model_revision)
     try:

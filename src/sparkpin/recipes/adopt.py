@@ -26,7 +26,7 @@ from sparkpin.recipes.export import command_of
 from sparkpin.recipes.recipe import ELSEWHERE, OURS, V1_KEYS, V2_KEYS, CommunityRecipe
 from sparkpin.recipes.render import as_run_here, machines_of, served_model
 from sparkpin.recipes.rules import LONGEST, PLUGINS, lacks_file
-from sparkpin.recipes.shell import FACTS, Launch
+from sparkpin.recipes.shell import FACTS, Launch, shown
 from sparkpin.releases import compile_caches
 
 STACK, STAGE = "spark", "base"
@@ -102,7 +102,7 @@ def adopt(
     made.value = {key: part for key, part in value.items() if part not in ([], {}, None)}
     made.model_revision = recipe.model_revision or flag_value(server.argv, REVISION) or ""
     for lines in (made.told, made.unmapped):
-        lines[:] = [clipped(printable(line), LONGEST) for line in lines]
+        lines[:] = [clipped(printable(shown(line)), LONGEST) for line in lines]
     return made
 
 
@@ -147,7 +147,7 @@ def unread_keys(recipe: CommunityRecipe) -> Iterator[str]:
     for name, value in recipe.raw.items():
         said = [part for part in value.values() if part] if isinstance(value, dict) else value
         if name not in read and said:
-            yield f"the {'' if name in V2_KEYS else 'unknown '}key {name}: {clipped(str(value), 80)}"
+            yield f"the {'' if name in V2_KEYS else 'unknown '}key {name}: {clipped(shown(f'{value}'), 80)}"
 
 
 def useless(name: str) -> str:

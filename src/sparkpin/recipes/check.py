@@ -55,8 +55,11 @@ def faults_of(found: list[RecipeFinding], key: str = WHOLE, own: str = "") -> It
 
 
 def check(project: Path, what: str, stack: str | None = None) -> CheckedRecipe:
-    """what: a file, or a name of recipes/. InputError for what is neither; all other faults are findings."""
+    """what: a file, or a name of recipes/. InputError for what is neither, and for a stack that is not
+    there; all other faults are findings."""
     path, own = file_or_name(project, what, stack)
+    if stack is not None:
+        manifests.load_stack(project, stack)
     found: list[RecipeFinding] = []
     checked = CheckedRecipe(f"recipes/{path.name}" if own else what, found)
     with faults_of(found, own=str(path) if own else ""):

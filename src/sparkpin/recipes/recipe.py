@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from sparkpin.core.errors import WHOLE, InputError, ManifestError, clipped
 from sparkpin.core.terminal import printable
 from sparkpin.pins.reading import YAML_LIMIT, load_yaml, parse, require_size
-from sparkpin.recipes.shell import FACTS
+from sparkpin.recipes.shell import FACTS, shown
 from sparkpin.recipes.sources import launch_of
 
 NEEDED: Mapping[str, list[str]] = {"1": FACTS["v1_needed"], "2": ["model"]}
@@ -138,7 +138,7 @@ class Tolerant(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[m
                 raise ValueError
             made = super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError):
-            got = f"{clipped(node.value) if is_text else 'something'}, which is no {kind} here"
+            got = f"{clipped(shown(node.value)) if is_text else 'something'}, which is no {kind} here"
             raise yaml.constructor.ConstructorError(None, None, got, node.start_mark) from None
         if isinstance(made, str) and (found := CONTROL.search(made)):
             got = f"the character {found[0]!r} in a text"
@@ -157,14 +157,15 @@ class Tolerant(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[m
 def load(path: Path) -> CommunityRecipe:
     """ManifestError for what its runner, too, could not start from."""
     if not path.is_file():
-        raise InputError(f"{path}: no such file", next_step="give the path of a recipe's file")
+        fault = "no file" if path.exists() else "no such file"
+        raise InputError(f"{path}: {fault}", next_step="give the path of a recipe's file")
     require_size(path, YAML_LIMIT)
-    value, repeated, fault = None, dict[str, int](), None
+    value, repeated, broken = None, dict[str, int](), None
     try:
         value, loader = load_yaml(path, Tolerant)
         repeated = loader.repeated
     except ManifestError as error:  # a script is no YAML
-        fault = error
+        broken = error
     text = path.read_text(encoding="utf-8-sig", errors="replace").replace("\r\n", "\n")
     if launch := launch_of(path, text, value, os.environ):
         model = launch.argv[2] if launch.argv[:2] == ("vllm", "serve") and len(launch.argv) > 2 else ""
@@ -172,8 +173,8 @@ def load(path: Path) -> CommunityRecipe:
             path=path, version=LINE, model=model, container=launch.image, command=shlex.join(launch.argv),
             env=launch.env, left=tuple(launch.left),
         )  # fmt: skip
-    if fault:
-        raise fault
+    if broken:
+        raise broken
     return of(value, path, repeated)
 
 

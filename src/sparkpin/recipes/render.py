@@ -21,7 +21,7 @@ from sparkpin.pins import vllm_command
 from sparkpin.pins.nodes import EXECUTOR, MOST_NODES, PIPELINE, TENSOR
 from sparkpin.pins.vllm_flags import SERVED_NAME, flag_value, flag_words
 from sparkpin.recipes.recipe import CommunityRecipe
-from sparkpin.recipes.shell import FACTS, LONGEST, WORDS, Launch, Shell
+from sparkpin.recipes.shell import FACTS, LONGEST, WORDS, Launch, Shell, shown
 
 REPO = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
 POOLING = re.compile(r"(?:^|[-_./])(?:embed(?:dings?)?|rerank(?:er)?)(?:$|[-_.])", re.IGNORECASE)
@@ -137,7 +137,7 @@ def served_model(recipe: CommunityRecipe, argv: Sequence[str]) -> str:
 def other_engine(recipe: CommunityRecipe, key: str, got: str) -> ManifestError:
     engine = next((f", and {name} is another" for part, name in FACTS["engines"].items() if part in got.lower()), "")
     expected = f"vllm serve MODEL: that is what is served here{engine}"
-    return ManifestError(recipe.path, key, got, expected, next_step="take a recipe of this model for vLLM")
+    return ManifestError(recipe.path, key, shown(got), expected, next_step="take a recipe of this model for vLLM")
 
 
 def meant(value: str) -> str:
@@ -155,7 +155,7 @@ def escaped(value: str) -> str:
 def fill_v1(command: str, values: Mapping[str, Any], file: object) -> str:
     fields = fields_v1(command)
     if not all(re.fullmatch(r"[\w-]+", name) and PLAIN_FORM.fullmatch(form) for name, form in fields):
-        raise ManifestError(file, "command", command, "placeholders {name}")  # else a width fills the memory
+        raise ManifestError(file, "command", shown(command), "placeholders {name}")  # else a width fills the memory
     require_short(command, [name for name, _ in fields], values, file)
     return vllm_command.fill(command, values, file)
 

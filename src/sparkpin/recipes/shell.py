@@ -2,7 +2,7 @@
 
 Read: quotes, escapes, continuation lines, comments, `;`, `&&`, redirections, `export`, and `$NAME`, `${NAME}` and
 `${NAME:-text}` of variables that are known. What only a shell could tell (loops, conditionals, functions, command
-substitution) is listed as not carried over, and refused where it starts the server or sets a variable.
+substitution) is listed as not carried over, and refused where it starts the server or sets a variable of its words.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.core.errors import ManifestError, short
-from sparkpin.pins.values import ENV_NAME, SECRET_NAME
+from sparkpin.pins.values import ENV_NAME, SECRET_NAME, SHAPES
 from sparkpin.pins.vllm_flags import drop_flags, flag_value
 
 # What the two runners and Docker know, read in their sources of 2026: keys, settings that become flags, options.
@@ -30,16 +30,32 @@ START = re.compile(  # of a line, outside of quotes, and no value of YAML
     r"|(?:docker|podman)[ \t]+(?:container[ \t]+)?run)\b",
     re.MULTILINE,
 )
-COMMAND = re.compile(r"(?:[\s;]|#[^\n]*\n)*((?:\\\n|[^\n;&]|&(?!&))*)(?:[\n;]|&&)")
+HERE_DOCUMENT = (  # one without an end has the rest of the text, as in bash
+    r"(?<!<)<<(?!<)-?[ \t]*[\\\"']?(?P<mark>\w+)[^\n]*(?:\n[^\n]*)*?(?:\n[ \t]*(?P=mark)(?=\n)|\Z)"
+)
+COMMAND = re.compile(rf"(?:[\s;]|#[^\n]*\n)*((?:\\\n|{HERE_DOCUMENT}|[^\n;&]|&(?!&))*+)(?:[\n;]|&&|\Z)")
+SERVER = re.compile(rf"{START.pattern}|\bvllm[ \t]+serve\b|\bvllm\.entrypoints", re.MULTILINE)  # of a body, anywhere
 # What an image sets and a script adds to is no matter of the server's words.
 SETTING = re.compile(r"\s*(?:(?:export\s+)?(?!(?:PATH|LD_LIBRARY_PATH|PYTHONPATH)=)[A-Za-z_]\w*\+?=|export\s+-)")
 QUOTED = r"'[^']*'|\"(?:\\.|[^\"\\])*\""
+PIECE = re.compile(  # what opens and closes a loop, a conditional, a function's body, a subshell; the rest is skipped
+    rf"\\.|{QUOTED}|\$\{{[^{{}}\n]*\}}|(?<!\S)\#[^\n]*|{HERE_DOCUMENT}|(?P<round>[()])(?:[ \t]*&&)?"
+    r"|(?:^|(?<=[;&|(){}!])|(?<=then)|(?<=else)|(?<=do))[ \t]*"
+    r"(?P<keyword>if|for|while|until|select|case|fi|done|esac|[{}])(?=[\s;&|()<>])(?:[ \t]*&&)?",
+    re.DOTALL | re.MULTILINE,
+)
+CLOSERS = {"if": "fi", "case": "esac", "{": "}", "(": ")"} | dict.fromkeys(("for", "while", "until", "select"), "done")
+# Variables that a body sets, as far as its text tells.
+CHANGED = re.compile(
+    r"(?<![\w$-])([A-Za-z_]\w*+)(?:\+?=|[ \t]+in\b)|\b(?:read|unset)[ \t]+(?:-\w+[ \t]+)*([A-Za-z_]\w*)"
+)
 TOKEN = re.compile(
     r"(?P<blank>(?:[ \t]|\\\n)+|\#[^\n]*)|(?P<end>\n|;|&&)"
-    rf"|(?P<plumbing>[\d&]*[<>]+[&|]?[ \t]*(?:{QUOTED}|\$\([^)]*\)|[^\s;|&\"'<>()])++|[|&][^\n]*)"
+    rf"|(?P<plumbing>{HERE_DOCUMENT}|[\d&]*[<>]+[&|]?[ \t]*(?:{QUOTED}|\$\([^)]*\)|[^\s;|&\"'<>()])++|[|&][^\n]*)"
     rf"|(?P<word>(?:\\.|{QUOTED}|\$\{{[^{{}}'\"\\`$\n]*\}}|[^\s\\'\"`|;&<>()])++)(?=[\s|;&<>]|\\\n|\Z)",
     re.DOTALL,
 )
+READABLE = re.compile(rf"(?:\\.|{QUOTED}|(?!\$\()[^\s\\'\"`|;&<>()])*+", re.DOTALL)  # the start of a word
 VARIABLE = (
     r"\$(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*+)(?!\\\n\w)"
     r"|\{(?P<braced>[A-Za-z_][A-Za-z0-9_]*)(?:(?P<operator>:?-)(?P<default>[^${}'\"\\`]*))?\})"
@@ -52,7 +68,16 @@ IN_WORD = re.compile(
 IN_QUOTES = re.compile(
     rf"(?P<join>\\\n)|(?P<kept>\\[\"\\])|\\(?P<escaped>[$`])|{VARIABLE}|(?P<unknown>`|\$[\w{{(@*#?$!-])"
 )
-BRACES = re.compile(r"\{[^{}]*(?:,|\w\.\.-?\w)[^{}]*\}")
+BRACES, SEVERAL = re.compile(r"\{[^{}]*+\}"), re.compile(r",|\w\.\.-?\w")
+SECRET = SECRET_NAME.pattern.replace("(?:^|_)", r"(?:\b|(?<=_))").replace("$", "")
+VALUE = rf"(?:{QUOTED}|\\.|[^\s\"'\\]|[\"'].*)+"
+HIDDEN = re.compile(  # by the name of a variable or key, by a flag, by its form
+    rf"(?P<whole>(?P<quote>[\"'])\w*?(?:{SECRET})=)(?:(?!(?P=quote))[\s\S])*"
+    rf"|(?P<name>(?:{SECRET})(?:=|[\"']?:[ \t]+)){VALUE}"
+    r"|(?P<flag>(?:--(?:api[-_]key|(?:hf[-_])?token|password)|\bBearer|\blogin\b[^\n;|&]{0,99}?[ \t]-p)"
+    rf"(?:=|\s+|(?<=-p))){VALUE}|(?:{'|'.join(SHAPES.values())})(?:[\w+/=\s]*(?=-----END))?[^\s\"']*",
+    re.IGNORECASE,
+)
 HOME = "/root"  # both runners' containers run as root unless told otherwise
 SET_ELSEWHERE = re.compile("|".join(FACTS["set_elsewhere"]))
 UNKNOWN = "a variable with a value: set it, or write ${NAME:-VALUE}; no secret is read"
@@ -82,61 +107,98 @@ class ShellCommand:
 
 @dataclass
 class Shell:
-    """values: of variables, which the commands change as they are read; exported: those that a program gets."""
+    """values: of variables, which the commands change as they are read; exported: those that a program gets; unread:
+    those that a body sets that is not followed."""
 
     file: object
     text: str
     values: dict[str, str]
     exported: set[str] = field(default_factory=set)
+    unread: set[str] = field(default_factory=set)
     at: int = 0
     length: int = 0  # of the values that went in so far
 
     def launch(self) -> Launch:
         """By the command that starts vLLM or a container, or else the last. ManifestError for flags that are lost."""
         self.text += "\n"  # a script's last line ends
-        command, before, faults = None, list[str](), list[ManifestError]()
+        command, before, faults, is_sure = None, list[str](), list[ManifestError](), True
         while self.at < len(self.text) and len(before) < WORDS:
-            start = self.at
+            start, read = self.at, None
+            is_sure = is_sure or not self.text.endswith("&&", 0, start)  # else it depends on the command before
             try:
                 read = self.command()
             except ManifestError as error:
                 skipped = COMMAND.match(self.text, start)
-                if skipped is None or len(faults) > MOST or START.search(skipped[1]) or SETTING.match(skipped[1]):
+                is_setting = is_sure and skipped and SETTING.match(skipped[1])
+                if skipped is None or len(faults) > MOST or START.search(skipped[1]) or is_setting:
                     raise
-                before += listed("before", skipped[1])
                 self.at = skipped.end()
                 faults.append(error)
+            else:
+                if read is None:
+                    continue
+                words, _ = unwrapped(read.words or ("export",))
+                if words[:2] == ["vllm", "serve"] or (words[0] in ENGINES and "run" in words[1:3]):
+                    command = read
+                    break
+            if self.skips_body(start):
+                read = None
+            elif read and is_sure and self.sets(read):
+                before += listed("before", read.plumbing)
                 continue
-            if read is None or self.sets(read):
-                continue
-            command, (words, given) = read, unwrapped(read.words)
-            if words[0] == "vllm" or (words[0] in ENGINES and "run" in words[1:3]):
-                break
-            before += listed("before", read.text)
+            command = read or command
+            lines = [read.text] if read else self.text[start : self.at].rstrip("&;").splitlines()
+            before += [text for line in lines for text in listed("before", line)]
+            is_sure = is_sure and read is not None and read.words[:1] == ("cd",)
         else:
             if command is None:
                 raise next(iter(faults), self.fault(self.text.strip(), "a command that starts a server"))
             before.pop()
+        words, given = unwrapped(command.words or ("export",))
         rest = re.sub(r"(?m)^[ \t]*#.*$", "", self.text[self.at :])  # a comment ends with its line, backslash or not
         after = [line.strip() for line in rest.replace("\\\n", " ").splitlines()]
         for line in after:
             if line.startswith("-"):
                 expected = "no flag after the end of the command: a comment or a blank after a backslash ends it"
-                raise ManifestError(self.file, "command", line, expected)
+                raise ManifestError(self.file, "command", shown(line), expected)
         env = {name: value for name, value in self.values.items() if name in self.exported}
-        piped = [f"pipe or redirection: {short(command.plumbing)}"] if command.plumbing else []
+        piped = [f"pipe or redirection: {short(shown(command.plumbing))}"] if command.plumbing else []
         left = [*before, *piped, *(text for line in after for text in listed("after", line))]
         return Launch(tuple(words), env | command.assigned | given, left)
+
+    def skips_body(self, start: int) -> bool:
+        """Whether what begins there has a body, which is skipped, and the variables that it sets are not known."""
+        closers, end = list[str](), self.at
+        for piece in PIECE.finditer(self.text, start):
+            if not closers and piece.start() >= end:
+                break
+            word = piece["round"] or piece["keyword"]
+            if word in CLOSERS:
+                closers.append(CLOSERS[word])
+            elif closers and word == closers[-1]:
+                closers.pop()
+                self.at = max(end, piece.end())
+        self.at = len(self.text) if closers else self.at
+        has_body = self.at > end
+        text = self.text[start : self.at]
+        if (has_body or "<<" in text) and (found := SERVER.search(text)):
+            self.at = start + found.end()
+            raise self.fault(found[0].strip(), "a server outside of conditionals, loops and functions: it is not read")
+        if has_body:
+            self.unread |= {name for names in CHANGED.findall(text) for name in names if name}
+        return has_body
 
     def sets(self, command: ShellCommand) -> bool:
         """Whether the command is one that sets variables, and nothing else."""
         first, *words = command.words or ("export",)
         pairs = [word.partition("=") for word in words]
         if first == "unset" or (first == "export" and not all(ENV_NAME.fullmatch(name) for name, _, _ in pairs)):
-            raise ManifestError(self.file, "command", command.text, "export NAME=value: no shell runs here")
+            raise ManifestError(self.file, "command", shown(command.text), "export NAME=value: no shell runs here")
         if first == "export":
             self.exported.update(name for name, _, _ in pairs)
-            self.values |= command.assigned | {name: value for name, equals, value in pairs if equals}
+            changed = command.assigned | {name: value for name, equals, value in pairs if equals}
+            self.values |= changed
+            self.unread -= changed.keys()
         return first in ("export", "set")
 
     def command(self) -> ShellCommand | None:
@@ -145,12 +207,15 @@ class Shell:
         while self.at < len(self.text):
             token = TOKEN.match(self.text, self.at)
             if token is None or len(raws) > WORDS:
-                raise self.fault(self.text[self.at : self.at + 20])
+                readable = READABLE.match(self.text, self.at)
+                end = readable.end() if readable else self.at
+                raise self.fault(self.text[end : end + (1 if self.text[end] in "\"'" else 20)])
             if raw := token["word"]:
                 raws.append(raw)
                 made = self.words(raw)
-                if not words and (name := re.match(r"([A-Za-z_]\w*)=", raw, re.ASCII)):
-                    assigned[name[1]] = " ".join(made)[name.end() :]
+                if not words and (name := re.match(r"([A-Za-z_]\w*)(\+?)=", raw, re.ASCII)):
+                    known = assigned.get(name[1], self.value(name[1])) if name[2] else ""
+                    assigned[name[1]] = (known or "") + " ".join(made)[name.end() :]
                 else:
                     words += made
             elif token["plumbing"]:
@@ -163,7 +228,10 @@ class Shell:
 
     def words(self, raw: str) -> list[str]:
         """What a word becomes: one, several, or none where it has a variable outside of quotes."""
-        if BRACES.search(re.sub(rf"\\.|{QUOTED}|\$\{{[^{{}}]*\}}", "x", raw, flags=re.DOTALL)):
+        if len(raw) > LONGEST:
+            raise self.fault(f"a word of {len(raw):,} characters", f"at most {LONGEST:,}")
+        plain = re.sub(rf"\\.|{QUOTED}|\$\{{[^{{}}]*\}}", "x", raw, flags=re.DOTALL)
+        if any(SEVERAL.search(braces) for braces in BRACES.findall(plain)):
             raise self.fault(raw, "braces in quotes: bash makes several words of these; put single quotes around JSON")
         return shlex.split(IN_WORD.sub(self.expanded, raw))
 
@@ -179,6 +247,7 @@ class Shell:
         if known := groups["kept"] or groups.get("escaped"):
             return known
         is_home, in_quotes = bool(groups.get("home")), "escaped" in groups
+        self.value(groups["name"] or groups["braced"])  # or an error
         value = self.values.get("HOME", HOME) if is_home else value_of(found, self.values)
         if value is None:
             raise self.fault(found[0], UNKNOWN)
@@ -187,9 +256,14 @@ class Shell:
             raise self.fault(f"{self.length:,} characters", f"at most {LONGEST // 4:,} from variables")
         return re.sub(r'["\\]' if in_quotes else r"[^\w \t\n]", r"\\\g<0>", value)
 
+    def value(self, name: str) -> str | None:
+        if name in self.unread:
+            raise self.fault(name, "a variable that no conditional, loop or function sets: these are not read")
+        return self.values.get(name)
+
     def fault(self, got: str, expected: str = "") -> ManifestError:
         line = self.text.count("\n", 0, self.at) + 1
-        return ManifestError(self.file, f"command, line {line}", got, expected or SIMPLE)
+        return ManifestError(self.file, f"command, line {line}", shown(got), expected or SIMPLE)
 
 
 def value_of(found: re.Match[str], values: Mapping[str, str]) -> str | None:
@@ -202,13 +276,14 @@ def value_of(found: re.Match[str], values: Mapping[str, str]) -> str | None:
 
 
 def listed(when: str, line: str) -> list[str]:
-    """For people, and a recipe's file: without the values of secrets. Empty for a comment."""
-
-    def shown(found: re.Match[str]) -> str:
-        return f"{found[1]}=..." if SECRET_NAME.search(found[1]) else found[0]
-
-    text = re.sub(rf"\b(\w+)=(?:{QUOTED}|[^\s\"'])*", shown, line.strip())
+    """For people, and a recipe's file. Empty for a comment."""
+    text = shown(line.strip())
     return [f"command {when} the server: {short(text)}"] if text and not text.startswith("#") else []
+
+
+def shown(text: str) -> str:
+    """Text of a file for people, without the values of secrets."""
+    return HIDDEN.sub(r"\g<whole>\g<name>\g<flag>...", text)
 
 
 def unwrapped(command: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -15,7 +15,7 @@ from typing import Any
 from sparkpin.core.errors import ManifestError, short
 from sparkpin.pins.values import SECRET_NAME
 from sparkpin.recipes import shell
-from sparkpin.recipes.shell import FACTS, Launch, Shell
+from sparkpin.recipes.shell import FACTS, Launch, Shell, shown
 
 SHELLS = ("bash", "sh")
 COMMAND = ("entrypoint", "image", "command")
@@ -61,9 +61,9 @@ def of_docker(file: Path, words: Sequence[str], environment: Mapping[str, str]) 
             else:
                 env[variable] = text if equals else environment[variable]
         elif name not in FACTS["docker_unsaid"]:
-            left.append(f"docker run {name} {short(value)}".strip())
+            left.append(shown(f"docker run {name} {short(value)}".strip()))
     if not rest:
-        raise ManifestError(file, "docker run", shlex.join(words), "an image, and the words of its server")
+        raise ManifestError(file, "docker run", shown(shlex.join(words)), "an image, and the words of its server")
     image, *started = rest
     name = "".join(started[:1]).rpartition("/")[2]
     if not entrypoint and name not in (*shell.PROGRAMS, *SHELLS, *FACTS["wrappers"]):
@@ -105,7 +105,9 @@ def of_compose(file: Path, services: Any, environment: Mapping[str, str]) -> Lau
     words += ["--entrypoint", *parts["entrypoint"][:1]] if parts["entrypoint"] else []
     words += [*(parts["image"] or [""]), *parts["entrypoint"][1:], *parts["command"]]
     launch = of_docker(file, words, environment)
-    left += [f"{key}.{name}: {short(service[name])}" for name in service if name not in FACTS["compose_unsaid"]]
+    left += [
+        f"{key}.{name}: {short(shown(str(service[name])))}" for name in service if name not in FACTS["compose_unsaid"]
+    ]
     left += [f"services.{name}: another service" for name in found if name != serving[0]]
     return replace(launch, left=launch.left + left)
 
@@ -116,11 +118,11 @@ def words_of(file: Path, key: str, value: Any, environment: Mapping[str, str]) -
     def filled(found: re.Match[str]) -> str:
         value = "$" if found[0] == "$$" else shell.value_of(found, environment)
         if value is None:
-            raise ManifestError(file, key, found[0], shell.UNKNOWN)
+            raise ManifestError(file, key, shown(found[0]), shell.UNKNOWN)
         return value
 
     try:
         words = value if isinstance(value, list) else shlex.split(str(value or ""))
     except ValueError as error:
-        raise ManifestError(file, key, value, f"words ({error})") from None
+        raise ManifestError(file, key, shown(str(value)), f"words ({error})") from None
     return [OF_COMPOSE.sub(filled, str(word)) for word in words]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,26 @@ def test_values_that_bring_themselves_back(tmp_path: Path, defaults: dict[str, A
 def test_an_export_that_only_bash_could_tell(tmp_path: Path, line: str) -> None:
     (told,) = errors(tmp_path, command=f"{line}\nvllm serve {{model}}", defaults={}, env={"A": "1"})
     assert line in told
+
+
+@pytest.mark.parametrize(
+    "command", ["export A=1", "A=1 || B=2", "false && A=1", "if x; then\n  y\nfi", "x && { A=1; }"]
+)
+def test_a_command_without_a_server(tmp_path: Path, command: str) -> None:
+    assert errors(tmp_path, command=command, defaults={})
+
+
+@pytest.mark.parametrize(
+    "part",
+    [",", "a..", "{", "<<a\n", "<<a ", "(", "$(", "if x\n", "' \" ", "A=\\\n", "a=", "-p ", "login ", "_", '"KEY'],
+)
+@pytest.mark.parametrize("start", ["vllm serve a/b {{{}", "{}\nvllm serve a/b $(x)", "A=`x`{}\nvllm serve a/b"])
+def test_no_word_takes_long(tmp_path: Path, part: str, start: str) -> None:
+    (tmp_path / "r.sh").write_text(start.format(part * (200_000 // len(part))))
+    began = time.process_time()
+    with contextlib.suppress(ManifestError):
+        recipe.load(tmp_path / "r.sh")
+    assert time.process_time() - began < 1
 
 
 # YAML.
@@ -149,6 +171,14 @@ def test_words_that_sparkrun_would_change_are_not_exported(words: tuple[str, str
     with pytest.raises(ManifestError) as caught:
         export.export(exported(None, *words), "v2")
     assert caught.value.got == words[1]
+
+
+def test_what_sparkrun_sets_on_a_spark(tmp_path: Path) -> None:
+    def argv(**change: Any) -> tuple[str, ...]:
+        return render.render(recipe.load(Path(written(tmp_path, {"model": "a/b"} | change)))).argv
+
+    assert argv()[3:] == ("--gpu-memory-utilization", "0.8")
+    assert argv(defaults={"gpu_memory_utilization": 0.5})[3:] == ("--gpu-memory-utilization", "0.5")
 
 
 # What `check` says.

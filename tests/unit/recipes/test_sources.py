@@ -10,7 +10,7 @@ import yaml
 from places import PROJECT
 
 from sparkpin.cli import recipe as tasks
-from sparkpin.core.errors import ManifestError, SparkpinError
+from sparkpin.core.errors import InputError, ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import transfer
 from sparkpin.pins import manifests
@@ -131,7 +131,14 @@ def test_a_flag_after_a_redirection_is_the_servers(tmp_path: Path, text: str) ->
     ("text", "left"),
     [
         ("if [ -x y ]; then\n  echo z\nfi\nvllm serve a/b --port 1", ["[ -x y ]", "then", "echo z", "fi"]),
-        ("start() {\n  vllm serve a/b --port 1\n}\nstart", ["start() {", "}", "start"]),
+        ("start() {\n  export A=1\n}\nstart\nvllm serve a/b --port 1", ["start() {", "A=1", "}", "start"]),
+        ("for x in a b; do\n  P=$x\n  if y; then (z) fi; done\nvllm serve a/b --port 1", ["P=$x", "if y", "done"]),
+        ("case $1 in\n  a) P=3;;\n  *) P=4;;\nesac\nvllm serve a/b --port 1", ["case", "P=3", "esac"]),
+        ("P=1\ncat > x <<'EOF'\nP=2\ndone\nEOF\nvllm serve a/b --port $P", ["P=2"]),
+        ("P=1\nx | while read y; do\n A=$y\ndone\nvllm serve a/b --port $P", ["A=$y", "done"]),
+        ('P=1\nfalse && P=3\n[ "$D" = 1 ] && P=4\nP=1 || P=5\nvllm serve a/b --port $P', ["P=3", "P=4", "P=5", "$D"]),
+        ("x && { P=3; }\ncd x && P=1 && Q=$P\nvllm serve a/b --port $Q", ["x", "{ P=3; }", "cd x"]),
+        ('W="--port"\nW+=" 1"\nvllm --version\nvllm serve a/b $W', ["vllm --version"]),
         ("echo $(date)\nvllm serve a/b --port 1\ncurl x \\\n  -d y", ["date", "curl x"]),
     ],
 )
@@ -143,12 +150,68 @@ def test_what_is_not_followed_is_listed(tmp_path: Path, text: str, left: list[st
 
 @pytest.mark.parametrize(
     "text",
-    ["for i in 1 2; do\nvllm serve a/b --port $i\ndone", "M=$(cat x)\nvllm serve a/b", "vllm serve $(cat x)",
+    ["for i in 1 2; do\nvllm serve a/b --port $i\ndone", "start() {\n  vllm serve a/b\n}\nstart",
+     "M=a/b\nif x; then\n  M=c/d\nfi\nvllm serve $M", "if x; then\nvllm serve a/b\nelse\nvllm serve c/d\nfi",
+     "bash <<EOF\nvllm serve a/b\nEOF\nvllm serve c/d", "(\nM=c/d\nvllm serve a/b)\nvllm serve a/b", "vllm --version",
+     "if x; then\n  P+=1\nfi\nP+=2\nvllm serve a/b --port $P", "M=$(cat x)\nvllm serve a/b", "vllm serve $(cat x)",
      "unset A\nvllm serve a/b", "vllm serve a/b \\\n # x \\\n --port 1", "vllm serve a/b --port $NOBODY_SETS_THIS"],
 )  # fmt: skip
 def test_a_server_that_only_a_shell_could_tell_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ManifestError):
         read(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["vllm serve a/b --api-key SECRET`x`", "export HF_TOKEN=SECRET`x`\nvllm serve a/b", "vllm serve a/b 'SECRET",
+     "export HF_TOKEN=SECRET -n x\nvllm serve a/b", "vllm serve a/b \\\n # x\n --api-key SECRET",
+     "vllm serve a/b \\\n # x\n --api-key 'SECRET'", "docker run -e HF_TOKEN=SECRET -e 'A_KEY=a SECRET'",
+     "HF_TOKEN=SECRET{a,b} vllm serve a/b", "vllm serve a/b | HF_TOKEN=SECRET tee log",
+     "HF_TOKEN=SECRET x $(y)\nvllm serve a/b", "docker login -u me -p SECRET x\nvllm serve a/b",
+     "huggingface-cli login --token SECRET\nvllm serve a/b", "vllm serve a/b\ncurl -H 'Authorization: Bearer SECRET' x",
+     "vllm serve a/b\ncurl -H \"Authorization: Bearer SECRET\" x", "vllm serve a/b\nx hf_SECRET" + "a" * 30,
+     "bash -c \"A=1 HF_TOKEN=SECRET x\"\nvllm serve a/b", "docker run --label HF_TOKEN=SECRET v a/b",
+     "if x; then\n  export HF_TOKEN=SECRET\nfi\nvllm serve a/b", "x <<EOF\nHF_TOKEN: SECRET\nEOF\nvllm serve a/b",
+     "services: {v: {image: vllm, command: a/b, build: {args: {HF_TOKEN: SECRET}}}}",
+     "name: r\ncontainer: c\nrecipe_version: '1'\napi_key: SECRET\ncommand: vllm serve a/b"],
+)  # fmt: skip
+def test_no_secret_of_a_file_is_shown(
+    paths: Paths, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    (tmp_path / "r.sh").write_text(text)
+    told = ""
+    file = str(tmp_path / "r.sh")
+    for task in (lambda: tasks.recipe_check(paths, [file]), lambda: tasks.recipe_import(paths, file, no_lock=True)):
+        try:
+            task()
+        except SparkpinError as error:
+            told += str(error)
+    made = paths.project / "recipes/r.yaml"
+    told += capsys.readouterr().out + (made.read_text() if made.exists() else "")
+    assert told and "SECRET" not in told
+
+
+def test_what_a_line_of_the_command_names_wrongly(paths: Paths, tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    file = folder / "run.sh"
+    file.write_text("vllm serve a/b\n")
+    (folder / "folder.yaml").mkdir()
+    (folder / "dead.yaml").symlink_to(folder / "nothing")
+    for wrong in (
+        lambda: tasks.recipe_check(paths, [str(file)], stack="nosuch"),
+        lambda: tasks.recipe_import(paths, str(file), no_lock=True, model="c/d"),
+        lambda: tasks.recipe_import(paths, str(folder), no_lock=True),
+        lambda: tasks.recipe_check(paths, [str(folder)]),  # no recipe is in it
+    ):
+        with pytest.raises(InputError) as caught:
+            wrong()
+        assert "no such file" not in str(caught.value)
+    (folder / "r.yaml").write_text("model: a/b\ncommand: vllm serve {model}\n")
+    assert tasks.subjects([str(folder)]) == [str(folder / "r.yaml")]
+    with pytest.raises(InputError):
+        tasks.recipe_import(paths, str(folder / "r.yaml"), no_lock=True, model="c/d")
+    assert not tasks.recipe_import(paths, str(file), no_lock=True, model="a/b")
 
 
 @pytest.mark.parametrize(
