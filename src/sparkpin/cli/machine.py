@@ -83,9 +83,7 @@ def plan(
     stack: Stack = None,
     memory: Annotated[str, "the machine's memory, such as 128GB (default: this one's, or a DGX Spark's)"] = "",
     free: Annotated[str, "how much of it is free, such as 110GB (default: what is free here now)"] = "",
-    bandwidth: Annotated[
-        str, "memory bandwidth in GB/s, for the highest speed (default of a Spark: 273)"
-    ] = "",
+    bandwidth: Annotated[str, "memory bandwidth in GB/s, for the highest speed (default of a Spark: 273)"] = "",
     nodes: Annotated[int | None, "plan for this many machines, tensor-parallel", "COUNT"] = None,
     json: Json = False,
     exit_code: Annotated[bool, "exit with 1 if the recipe does not fit"] = False,
