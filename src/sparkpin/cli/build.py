@@ -136,7 +136,7 @@ def compare_published(plan: BuildPlan, made: Sequence[Release]) -> None:
 
 def show_rendered(pairing: Pairing) -> None:
     image = pairing.rendered
-    show(f"# {image.ref}\n{image.dockerfile.rstrip()}\n")
+    terminal.show_file(f"# {image.ref}\n{image.dockerfile.rstrip()}\n")
     show("# The build sees these files and no network:")
     for file in image.context:
         show(f"#   {(file.identity or file.sha256)[:12]:12} {terminal.size(file.size):>10}  {file.path}")

@@ -16,7 +16,7 @@ from sparkpin.cli.tasks import DryRun, Json, task
 from sparkpin.core import files
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import count, printable, say, show, show_json, table, tame, typed
+from sparkpin.core.terminal import count, printable, say, show, show_file, show_json, table, tame, typed
 from sparkpin.fetch import lock_model
 from sparkpin.pins import manifests, schema, vllm_command, vllm_flags
 from sparkpin.pins.mods import in_workspace, templates_of, to_fetch
@@ -157,7 +157,7 @@ def recipe_import(
     head = f"Taken over from {path.name}, a recipe of version {read.said_version}, by `invoke recipe import`."
     text = foreign.text_of(made.value | {"model_revision": revision}, [head, *unmapped])
     if dry_run:
-        show(tame(text))
+        show_file(tame(text))
     else:
         write(target, text)
     told = [f"{wrote} pins/models/{pin.name}.yaml"] if new else []
@@ -283,7 +283,7 @@ def recipe_export(
     if Releases(paths).find(last.tag) is None:
         say(f"note: {last.tag} is not built yet; next: invoke build --recipe {name} --stage {last.stage.name}")
     if target is None:
-        show(text.rstrip())
+        show_file(text.rstrip())
     else:
         write(target, text)
         show(f"wrote {output}: {last.tag} for {export.TOOLS[format]}")

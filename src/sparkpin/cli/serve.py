@@ -12,7 +12,7 @@ from sparkpin.cli.notes import require_runnable
 from sparkpin.cli.tasks import KnownRecipe, Link, Machines, ServedRecipe, SharedLink, task
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import say, show, table
+from sparkpin.core.terminal import say, show, show_file, table
 from sparkpin.host.engine import engine_of
 from sparkpin.pins import manifests
 from sparkpin.pins.vllm_command import family_of
@@ -119,7 +119,7 @@ def client(
     if facts.url.startswith("https:"):
         say(f"note: a certificate that no authority signed: its file belongs into {chosen.trust}")
     say(f"note: {f'goes into {chosen.file}; then' if chosen.file else 'lines for a shell'}: {chosen.use}")
-    show(chosen.write(facts))
+    show_file(chosen.write(facts))
 
 
 def list_tools() -> None:

@@ -22,7 +22,6 @@ from sparkpin.core.terminal import say
 CHUNK = 1 << 20
 # 2026-01-01T00:00:00Z, the date of every built byte. No commit's date: an image must not change because a README did.
 EPOCH = 1767225600
-HEAD = 4096  # bytes: enough to tell what kind of file it is
 PARTIAL = ".partial-"  # every unfinished file or folder starts so; nothing reads them and `sweep` removes them
 
 
@@ -69,9 +68,8 @@ def disk_errors(where: Path) -> Iterator[None]:
         ) from error
 
 
-def output_file(option: str, name: str, *, like: str = "NAME", mark: bytes = b"") -> Path:
-    """Where a command is to write what it makes. like: a name for the hint; mark: what the head of a file has that the
-    command wrote earlier, and may write again.
+def output_file(option: str, name: str, *, like: str = "NAME") -> Path:
+    """Where a command is to write what it makes. like: a name for the hint.
 
     InputError for a folder, for a file that may be somebody's work, and where no folder is there to hold it.
     """
@@ -80,7 +78,7 @@ def output_file(option: str, name: str, *, like: str = "NAME", mark: bytes = b""
         cause, step = "is a folder, expected a file", f"name one in it: {option} {path / like}"
     elif not path.parent.is_dir():
         cause, step = f"there is no folder {path.parent}", f"mkdir -p {path.parent}"
-    elif path.exists() and not (mark and path.is_file() and mark in path.open("rb").read(HEAD)):
+    elif path.exists():
         cause, step = "is there already, and is not overwritten", f"name another file, or rm {shlex.quote(str(path))}"
     else:
         return path

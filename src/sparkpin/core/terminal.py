@@ -52,6 +52,11 @@ def show(text: str = "") -> None:
     print(typed(text), flush=True)
 
 
+def show_file(text: str) -> None:
+    """A file's text as it is."""
+    print(text, flush=True)
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """A table on standard output. Where it is wider than the terminal (COLUMNS, 80 in a pipe), texts take several
     lines; words are never cut, since a tag that cannot be copied is of no use, so lines may be longer. States have
@@ -93,7 +98,7 @@ COLOURS |= dict.fromkeys(("inspected", "advice"), "yellow")
 
 def show_json(value: object) -> None:
     """In ASCII: what comes from paths and answers may be no text that the terminal takes."""
-    print(json.dumps(value, indent=2, sort_keys=True), flush=True)
+    show_file(json.dumps(value, indent=2, sort_keys=True))
 
 
 def size(count: int | None) -> str:

@@ -17,8 +17,6 @@ from sparkpin.core.terminal import gib
 from sparkpin.report.drawing import draw_checks, draw_limit, draw_shares, draw_speeds
 from sparkpin.report.facts import RecipePart, Report
 
-TITLE = "<title>sparkpin: releases"
-"""How a page is known as one."""
 COLUMNS = ("release", "state", "built", "smoke", "quality", "speed")
 
 

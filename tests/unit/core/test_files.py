@@ -82,20 +82,16 @@ def test_an_output_is_a_file_in_a_folder_that_is_there(tmp_path: Path) -> None:
     assert not (tmp_path / "away").exists()
 
 
-def test_a_file_that_is_there_is_kept_unless_it_is_the_commands_own(tmp_path: Path) -> None:
+def test_a_file_that_is_there_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "some page.html"
-    for content in (b"", b"precious", b"x" * files.HEAD + b"<own>"):
+    for content in (b"", b"precious"):
         path.write_bytes(content)
         with pytest.raises(InputError):
-            files.output_file("--out", str(path), mark=b"<own>")
+            files.output_file("--out", str(path))
         assert path.read_bytes() == content
-    path.write_bytes(b"<html><own>")
-    assert files.output_file("--out", str(path), mark=b"<own>") == path
-    with pytest.raises(InputError):
-        files.output_file("--out", str(path))
     os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
     with pytest.raises(InputError):
-        files.output_file("--out", str(tmp_path / "pipe"), mark=b"<own>")
+        files.output_file("--out", str(tmp_path / "pipe"))
 
 
 @pytest.mark.parametrize(("blamed", "other"), [("source", "target"), ("target", "source")])
