@@ -200,7 +200,7 @@ class ImageBuild:
         """The stage that gives a tree, and the tree's folder there. On our own root file system that is the one that
         installs it: the engine's copy of gigabytes, file by file, takes longer than the 100 MB more that come out."""
         installs = f"\nFROM venv AS {name}\n" in self.rendered.dockerfile
-        return (name, b"layer") if self.rendered.rootfs and installs else (f"{name}-tree", b"")
+        return (name, b"built/layer") if self.rendered.rootfs and installs else (f"{name}-tree", b"")
 
     def build(self, context: Path, target: str, *words: str) -> None:
         words += ("--target", target, "--platform", self.rendered.platform)
