@@ -19,6 +19,7 @@ from typing import Any
 from cyclonedx.model import HashAlgorithm, HashType, Property
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentScope, ComponentType
+from cyclonedx.model.dependency import Dependency
 from cyclonedx.output.json import JsonV1Dot6
 from google.protobuf.json_format import MessageToDict
 from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance  # type: ignore[import-untyped]
@@ -117,11 +118,9 @@ def make_sbom(release: Release, materials: Sequence[Material]) -> bytes:
     bom.metadata.component = root
     components = [package(material) for material in materials if material.kind in LISTED and material.kind != "model"]
     components += models([material for material in materials if material.kind == "model"])
-    for component in components:
-        bom.components.add(component)
-    bom.register_dependency(root, components)
-    for component in components:
-        bom.register_dependency(component)
+    bom.components = components
+    brought = [Dependency(component.bom_ref) for component in components]
+    bom.dependencies = [Dependency(root.bom_ref, brought), *brought]
     return (JsonV1Dot6(bom).output_as_string(indent=1) + "\n").encode()
 
 
