@@ -83,9 +83,8 @@ class ByteRange(NamedTuple):
             file.seek(self.begin)
             while left:
                 if not (size := file.readinto(buffer[:left])):
-                    raise IntegrityError(
-                        f"{self.path}: ends at byte {self.end - left}, not {self.end}", next_step=FETCH
-                    )
+                    cause = f"{self.path}: got {self.end - left} bytes, expected {self.end} and more"
+                    raise IntegrityError(cause, next_step=FETCH)
                 yield buffer[:size]
                 left -= size
 

@@ -73,15 +73,10 @@ class IntegrityError(SparkpinError):
     exit_code = 5
 
     @classmethod
-    def mismatch(
-        cls, what: str, *, expected_size: int, expected_sha256: str, size: int, sha256: str, next_step: str = ""
-    ) -> IntegrityError:
-        """Both sides of a comparison, in the order in which a person reads them."""
-        return cls(
-            f"integrity mismatch on {what}: expected size={expected_size}, sha256={expected_sha256}; "
-            f"got size={size}, sha256={sha256}",
-            next_step=next_step,
-        )
+    def mismatch(cls, what: str, got: tuple[str, int], expected: tuple[str, int], next_step: str) -> IntegrityError:
+        """got, expected: SHA-256 (hex) and size in bytes."""
+        sides = [f"size={size}, sha256={sha256}" for sha256, size in (got, expected)]
+        return cls(f"{what}: got {sides[0]}, expected {sides[1]}", next_step=next_step)
 
 
 class NetworkError(SparkpinError):

@@ -126,7 +126,7 @@ class Locking(Fetching):
         names = [name for name in names if is_shard(name.as_posix()) or not (folder / name).is_dir()]
         for name in names:
             if not (folder / name).is_file():  # a pipe would block
-                raise CheckpointError(f"{folder / name}: expected a file", next_step=source.next_step)
+                raise CheckpointError(f"{folder / name}: got none, expected a file", next_step=source.next_step)
         with ThreadPoolExecutor(HASH_WORKERS) as pool:
             found = list(pool.map(lambda name: files.sha256_file(folder / name), names))
         return [Listed(name.as_posix(), size, sha256) for name, (sha256, size) in zip(names, found, strict=True)]

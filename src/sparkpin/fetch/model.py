@@ -155,7 +155,8 @@ class Fetching:
         target = Store(self.paths.store).path(sha256) if span else folder / file
         if not sha256:
             target = download_folder(self.paths, entry) / f"{quote(file, safe='')}.{begin}-{end}"
-        return Piece([source], file, size, begin, end, target, sha256)
+        owner = entry.repo.replace("/", "--") if span and sha256 else ""
+        return Piece([source], file, size, begin, end, target, sha256, owner=owner)
 
     def outlines(self, entries: Mapping[str, RepositoryLock], *, remove: bool = True) -> list[Piece]:
         """Pieces for the headers, indexes and configs that are not here. remove: damaged ones go."""

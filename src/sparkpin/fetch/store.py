@@ -99,9 +99,7 @@ def move(path: Path, place: Path) -> None:
 def check(file: LockedFile, sha256: str, size: int, what: str, next_step: str = FETCH) -> None:
     """Compare bytes that were read with the lock; IntegrityError names both sides."""
     if (sha256, size) != (file.sha256, file.size):
-        raise IntegrityError.mismatch(
-            what, expected_size=file.size, expected_sha256=file.sha256, size=size, sha256=sha256, next_step=next_step
-        )
+        raise IntegrityError.mismatch(what, (sha256, size), (file.sha256, file.size), next_step)
 
 
 def find_missing(

@@ -92,7 +92,8 @@ class Folder(Source):
 
     def local(self, file: str, size: int) -> Path:
         if not is_whole(path := self.folder / file, size):
-            raise IntegrityError(f"{path}: expected a file of {size} bytes", next_step=self.next_step)
+            got = f"{path.stat().st_size} bytes" if path.is_file() else "no file"
+            raise IntegrityError(f"{path}: got {got}, expected {size} bytes", next_step=self.next_step)
         return path
 
 
@@ -100,8 +101,9 @@ class Folder(Source):
 class Piece:
     """Bytes `begin` to `end` of a file of `size` bytes.
 
-    sources: the likeliest first; target: its place, which no other piece has; sha256: the locked one, or "" while no
-    lock has one; name: for messages.
+    sources: the likeliest first; target: its place, which no other piece of this run has; sha256: the locked one, or ""
+    while no lock has one; name: for messages; owner: whose lock the run holds, where a run that holds another may bring
+    the same bytes to the same place.
     """
 
     sources: Sequence[Source]
@@ -112,10 +114,11 @@ class Piece:
     target: Path
     sha256: str = ""
     name: str = ""
+    owner: str = ""
 
     @property
     def part(self) -> Path:
-        return self.target.with_name(f"{self.target.name}.part")
+        return self.target.with_name(f"{self.target.name}{self.owner and '.'}{self.owner}.part")
 
     @property
     def length(self) -> int:
@@ -157,10 +160,8 @@ class Piece:
         sha256, size = files.sha256_file(self.part)
         if self.sha256 not in ("", sha256):
             self.part.unlink()
-            what, step = source.place(self.file), source.next_step
-            raise IntegrityError.mismatch(
-                what, expected_size=self.length, expected_sha256=self.sha256, size=size, sha256=sha256, next_step=step
-            )
+            got, expected = (sha256, size), (self.sha256, self.length)
+            raise IntegrityError.mismatch(source.place(self.file), got, expected, source.next_step)
         files.sync_file(self.part)
         if self.part.stat().st_nlink == 1:  # else it is somebody's own
             self.part.chmod(0o444)  # checkpoints have hard links to such files, so nothing may write into them

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +189,9 @@ def test_lock_again_holds_the_hub_to_the_former_lock(remote: Remote, locked: Mod
     """On first use a tensor's hash is believed, and never after."""
     right, path = getattr(locked.repositories["fp8"], part)[0].sha256, remote.lock_file
     path.write_text(path.read_text().replace(right, "0" * 64))
-    with pytest.raises(IntegrityError, match=f"sha256={'0' * 64}; got size=[0-9]+, sha256={right}"):
+    with pytest.raises(
+        IntegrityError, match=f"got size=[0-9]+, sha256={right}, expected size=[0-9]+, sha256={'0' * 64}"
+    ):
         remote.lock()
     assert right not in path.read_text()
 
@@ -239,6 +242,32 @@ def test_a_fetch_takes_the_needed_bytes_and_then_needs_no_network(remote: Remote
     found = model.listings(remote.paths, remote.pin, locked)
     assert dict(found["int4"].headers) == dict(listing_of("int4", remote.source("int4")).headers)
     assert remote.said == []
+
+
+def test_two_models_whose_tensors_have_the_same_bytes_may_be_fetched_at_once(remote: Remote, locked: ModelLock) -> None:
+    """The store has one place for them, and neither run writes into the other's part."""
+    shutil.copytree(remote.root / "acme", remote.root / "other")
+    text = remote.pin_file.read_text().replace("acme/", "other/").replace('"sample"', '"other"')
+    remote.pin_file.with_name("other.yaml").write_text(text)
+    other = ModelLock.model_validate_json(locked.model_dump_json().replace("acme/", "other/"))
+    donor, begun, go_on = locked.repositories["fp8"], threading.Event(), threading.Event()
+    shared = remote.needed(donor)[-1][1]
+
+    def stall(request: Request) -> Fault | None:
+        if request.range != shared or "/blobs/" not in request.path or begun.is_set():
+            return None
+        begun.set()
+        return Fault(cut=1, wait=go_on)
+
+    with ThreadPoolExecutor(1) as pool, remote.serve(stall):
+        first = pool.submit(remote.fetch, locked)
+        assert begun.wait(60)
+        assert remote.is_fetched(
+            model.fetch_model(remote.paths, manifests.load_model(remote.paths.project, "other"), other)
+        )
+        go_on.set()
+        assert remote.is_fetched(first.result())
+    assert not list(remote.paths.cache.rglob("*.part"))
 
 
 def test_listings_need_headers_and_texts_alone(remote: Remote, locked: ModelLock) -> None:

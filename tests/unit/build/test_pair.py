@@ -20,6 +20,12 @@ from sparkpin.releases.record import Release
 OWN = "scripted-tiny"
 
 
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pairing follows from the project's files alone."""
+    monkeypatch.delattr(Paths, "from_env")
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     return copied_to(tmp_path / "project")

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_machine import root_with
+from test_machine import DEBIAN, root_with
 
 from sparkpin.core.errors import DiskError, EngineError, HostError
 from sparkpin.core.paths import Paths
-from sparkpin.host import buildkit, daemon
+from sparkpin.host import buildkit, daemon, preflight
 from sparkpin.host import engine as engines
 from sparkpin.host.engine import Engine, engine_of
 
@@ -86,6 +86,8 @@ def test_a_named_engine_that_cannot_be_used_is_one_clear_error(
     with pytest.raises(HostError, match=meant) as caught:
         engine_of(paths)
     assert daemon.USE_OWN in caught.value.next_step
+    row, _ = preflight.engine(DEBIAN)
+    assert (row.state, row.runnable) == ("MISSING", False), "although root could start another one"
     assert Engine.at(url).info["SecurityOptions"], "but an image can be sent to it"
 
 

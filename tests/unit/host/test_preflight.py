@@ -80,10 +80,6 @@ def test_a_stopped_engine_is_no_lack_for_root(bare: Paths, monkeypatch: pytest.M
     assert preflight.engine(DEBIAN)[0].state == "ok"
     row, _ = preflight.engine(user)
     assert (row.state, row.fix) == ("MISSING", daemon.start_command())
-    monkeypatch.undo()
-    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
-    named, _ = preflight.engine(DEBIAN)  # although root could start another one
-    assert (named.state, named.runnable) == ("MISSING", False) and named.fix
 
 
 def test_what_is_missing_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,6 +113,13 @@ def test_disk_space_is_summed_per_file_system(tmp_path: Path, monkeypatch: pytes
         os.posix_fallocate(file.fileno(), 0, 2 << 20)
     assert short(4 * GB + (1 << 20)) == 0, "what is there already needs no space again"
     assert 0 < short(4 * GB, 4 << 20) < 4 << 20, "but a model does"
+
+
+def test_the_stack_decides_how_much_disk(bare: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = preflight.shutil.disk_usage(bare.cache.parent)
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: usage._replace(free=30 * GB))
+    lacking = [{one.name for one in preflight.missing(bare, DEBIAN, stack)} for stack in (CPU, SPARK)]
+    assert ["disk space" in names for names in lacking] == [False, True]
 
 
 def test_where_installing_cannot_help_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,12 @@ def test_it_comes_into_the_release_with_its_reason(project: Path) -> None:
     assert "pins/families.yaml" in after.inputs
 
 
+def test_a_stack_without_vllm_is_within_no_bounds() -> None:
+    family = next(family for family in FAMILIES if any(choice.vllm for choice in family.serve))
+    free = {choice.flag for choice in family.serve if not choice.vllm}
+    assert {choice.flag for choice in choices(family, "", BARE)} == free
+
+
 def test_bounds_that_are_none_are_refused(project: Path) -> None:
     file = project / "pins/families.yaml"
     file.write_text(file.read_text().replace('vllm: ">=0.24"', "vllm: before 0.24", 1))

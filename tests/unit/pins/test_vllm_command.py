@@ -67,6 +67,7 @@ def test_a_later_stage_s_flag_takes_the_place_of_an_earlier_one_s() -> None:
         (["--enable-prefix-caching"], "--no-enable-prefix-caching", None, ["--no-enable-prefix-caching"]),
         (["--enable-x"], "--enable-x", False, ["--no-enable-x"]),
         (["--no-enable-x"], "--no-enable-x", False, ["--enable-x"]),
+        ([], "--no-enable-x", False, ["--enable-x"]),
         (["--sc.method", "mtp", "--sc.n", "2", "--z"], "--sc", {"n": 1}, ["--sc", '{"n":1}', "--z"]),
         (["--n", "-1", "--z"], "--n", -2, ["--n", "-2", "--z"]),
         (["--port", "1", "--z", "--port", "2"], "--port", 3, ["--port", "3", "--z"]),
