@@ -72,7 +72,8 @@ def pair(
     recipe = manifests.load_recipe(project, recipe_name)
     if stack_name not in (None, recipe.stack):
         step = f"leave --stack out, or choose a recipe of {stack_name!r}"
-        raise InputError(f"recipe {recipe.name!r} is for stack {recipe.stack!r}, not {stack_name!r}", next_step=step)
+        expected = f"{recipe.stack!r}, as recipe {recipe.name!r} says"
+        raise InputError(f"--stack: got {stack_name!r}, expected {expected}", next_step=step)
     stack = manifests.load_stack(project, recipe.stack)
     stack_lock = manifests.load_stack_lock(project, stack)
     model = manifests.model_of(project, recipe)

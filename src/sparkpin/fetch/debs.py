@@ -77,7 +77,7 @@ def parse_uris(text: str, mirrors: Sequence[tuple[str, str]]) -> list[LockedDeb]
         match = URI.match(line)
         found = [row for row in mirrors if match and match["uri"].startswith(row[0])]
         if not (match and found):
-            raise NetworkError(f"apt names a package without size and SHA-256: {line!r}")
+            raise NetworkError(f"apt: got {line!r}, expected a mirror's package with size and SHA-256")
         uri, release = max(found, key=lambda row: len(row[0]))
         name, version, _ = match["file"].split("_", 2)
         place = {"path": unquote(match["uri"].removeprefix(uri)), "archive": archive_of(release)}

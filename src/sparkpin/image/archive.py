@@ -90,8 +90,7 @@ class Slice(io.RawIOBase):
         self.position = 0
         while self.position < self.size:
             if not (chunk := self.read(min(CHUNK, self.size - self.position))):
-                missing = self.size - self.position
-                raise BuildError(f"a layer of {self.size} bytes ends {missing} bytes too soon", next_step=AGAIN)
+                raise BuildError(f"got {self.position} bytes of a layer, expected {self.size}", next_step=AGAIN)
             yield chunk
 
 

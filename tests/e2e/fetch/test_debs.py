@@ -102,6 +102,16 @@ def test_where_the_host_s_apt_names_no_mirror_debian_s_own_is_asked(
     assert is_stored(paths, OPENSSL)
 
 
+def test_the_proxy_of_the_host_s_apt_is_asked(
+    paths: Paths, archive: DebianArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(debs, "host_apt", lambda *_: f'Acquire::http::Proxy "{archive.url}";\n')
+    monkeypatch.setattr(debs, "mirrors_of", lambda suite: [("http://mirror.invalid/debian/", "s")])
+    archive.files[f"http://mirror.invalid/debian/{LIBC.path}"] = DATA["libc6"]
+    fetch(paths, LIBC)
+    assert is_stored(paths, LIBC)
+
+
 @pytest.mark.parametrize("data", [None, b"other bytes", DATA["libc6"] + b"x"], ids=["gone", "changed", "longer"])
 def test_what_nobody_has_is_one_error_that_names_the_places(
     paths: Paths, archive: DebianArchive, data: bytes | None

@@ -12,10 +12,12 @@ from places import PROJECT
 
 from sparkpin.core.errors import IntegrityError, NetworkError
 from sparkpin.fetch import stack as lock_module
-from sparkpin.fetch.debs import apt_conf, parse_uris
+from sparkpin.fetch.debs import MIRROR, apt_conf, mirrors_of, parse_uris
 from sparkpin.fetch.stack import require_forward
 from sparkpin.pins.manifests import load_stack, load_stack_lock, lock_text
 from sparkpin.pins.schema import LockedDeb, LockedFile, StackLock
+
+OF_DEBIAN = [("debian", ""), ("debian", "-updates")]
 
 
 def test_apt_output_becomes_lock_entries() -> None:
@@ -39,6 +41,20 @@ def test_host_hooks_stay_out_of_the_private_apt(tmp_path: Path) -> None:
     )
     conf = apt_conf(tmp_path, "arm64", host)
     assert "p:3128" in conf and "Post-Invoke" not in conf and f'Dir "{tmp_path}"' in conf
+
+
+def test_the_mirrors_are_the_host_s_own_for_the_suite_else_debian_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    debian = [(f"{MIRROR}/{archive}/", f"s{end}") for archive, end in (("debian-security", "-security"), *OF_DEBIAN)]
+    assert mirrors_of("s") == debian, "there is no apt at all"
+    rows = ["Debian other http://m/ main", "Debian s http://m/ contrib", "Ubuntu s http://u/ main"]
+    apt = tmp_path / "apt-get"
+    for more, expected in (([], debian), (["Debian s http://m/ main"], [("http://m/", "s")])):
+        apt.write_text("#!/bin/sh\n" + "".join(f"echo '{row}'\n" for row in [*rows, *more]))
+        apt.chmod(0o755)
+        assert mirrors_of("s") == expected
 
 
 def test_the_projects_own_locks_fit_their_pins() -> None:
