@@ -167,6 +167,16 @@ def test_what_is_tested_by_a_server_of_its_own(chain: Chain, several: str) -> No
     assert chain.happened == ["v2", "v2-tq", *["promote v2-tq"] * is_first, f"serve {RECIPE}"]
 
 
+@pytest.mark.parametrize("stack", ["cpu", "spark"])
+def test_the_machine_is_asked_for_what_the_named_stack_needs(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch, stack: str
+) -> None:
+    asked = list[str]()
+    monkeypatch.setattr(up.preflight, "missing", lambda _, host, of, **__: asked.append(of.name) or [])
+    up.up(chain.records.paths, stack=stack, no_smoke=True, dry_run=True)
+    assert asked == [stack]
+
+
 @pytest.mark.parametrize("answer", ["", "no\n", None])
 def test_nothing_large_is_fetched_unasked(monkeypatch: pytest.MonkeyPatch, answer: str | None) -> None:
     """None: there is no terminal."""
