@@ -266,7 +266,7 @@ def lock_text(lock: StackLock | ModelLock) -> str:
         lines = ",\n".join(f"{indent}  {row}" for row in rows)
         return f"{first}\n{lines}\n{indent}{last}" if rows else first + last
 
-    unused = {key for key in ("time", "base", "gguf") if not getattr(lock, key, None)}
+    unused = {key for key in ("time", "gguf") if not getattr(lock, key, None)}
     return item(lock.model_dump(mode="json", exclude=unused), "") + "\n"
 
 
