@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import subprocess
 import time
@@ -104,7 +105,14 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         pin["repositories"][name] |= {"revision": "unresolved", "folder": str(folder)}
     (project / "pins/models").mkdir(parents=True)
     (project / "pins/models/large.yaml").write_text(json.dumps(pin))
-    (project / "tasks.py").symlink_to(PROJECT / "tasks.py")
+    for name in ("tasks.py", "stages", "dockerfiles", "mods", "pins/stacks", "pins/families.yaml"):
+        (project / name).symlink_to(PROJECT / name)
+    recipe = (PROJECT / "recipes/scripted-tiny.yaml").read_text().replace("scripted-tiny", "large")
+    recipe = recipe.replace("sparkpin/large-int4", "sparkpin/scripted-tiny-int4")
+    (project / "recipes").mkdir()
+    (project / "recipes/large.yaml").write_text(
+        re.sub("model_revision: .*", "model_revision: unresolved", recipe).replace("stage: v2-tq", "stage: hybrid")
+    )
     for name in ("project", "cache", "home"):
         monkeypatch.setenv(f"SPARKPIN_{name.upper()}", str(tmp_path / name))
     Victim(["lock", "--model", "large"]).done()
@@ -125,7 +133,7 @@ def killed_while_writing(line: list[str], number: int, later: float) -> None:
 def test_checkpoint_of_a_gigabyte(large: Path, record_property: Callable[[str, object], None]) -> None:
     """At random moments. A shard that the table of hashes knows is not written again; the rest is; and of a build that
     is killed when half of its shards are begun, most of these are kept."""
-    line = ["build", "--checkpoint-only", "--model", "large"]
+    line = ["build", "--checkpoint-only", "--recipe", "large"]
     Victim(line).done()  # links the base; the next one hashes it, and those after that know it
     shutil.rmtree(large)
     making = Victim(line)

@@ -10,7 +10,6 @@ from typing import Annotated
 from sparkpin.build.make import at_work, build_releases, fetch_missing
 from sparkpin.build.pair import Pairing, pair, require_model_fits
 from sparkpin.build.rootfs import native_stack
-from sparkpin.checkpoint.steps import all_steps, checkpoint_steps, lock_for, require
 from sparkpin.cli.notes import notes_of, report
 from sparkpin.cli.tasks import Recipe, Stack, Stage, task
 from sparkpin.core import terminal
@@ -22,7 +21,6 @@ from sparkpin.distribute.signing import Keys, ensure_attested
 from sparkpin.host.engine import Engine
 from sparkpin.host.machine import default_recipe, this_platform
 from sparkpin.pins import manifests
-from sparkpin.pins.schema import ModelLock, ModelPin
 from sparkpin.releases.record import Release
 
 Take = Callable[[Engine], Mapping[str, Release]]
@@ -48,7 +46,6 @@ def build(
     render: Annotated[bool, "instead: print the Dockerfile of a stage and what its build sees"] = False,
     fetch_only: Annotated[bool, "instead: fetch and verify everything that the locks name"] = False,
     checkpoint_only: Annotated[bool, "instead: make the checkpoint of a stage from the pinned repositories"] = False,
-    model: Annotated[str | None, "with --checkpoint-only: a model of pins/models/, without a recipe"] = None,
     dry_run: Annotated[bool, "with --checkpoint-only: print the plan, which only reads headers"] = False,
 ) -> None:
     """Build, seal and tag the images of a recipe up to a stage.
@@ -56,17 +53,9 @@ def build(
     invoke build --stage v2-tq
     """
     require_one(offline=offline, render=render, fetch_only=fetch_only, checkpoint_only=checkpoint_only)
-    require_one(model=model, recipe=recipe, stack=model and stack)
-    if (model or dry_run) and not checkpoint_only:
+    if dry_run and not checkpoint_only:
         step = "invoke build --checkpoint-only, with the same options"
-        raise InputError("--model and --dry-run go with --checkpoint-only", next_step=step)
-    if model:
-        pin = manifests.load_model(paths.project, model)
-        steps = checkpoint_steps(manifests.load_chain(paths.project, stage), pin) if stage else all_steps(pin)
-        require(pin, steps)  # before the lock, which could not help
-        lock = manifests.load_model_lock(paths.project, pin)
-        act_on_checkpoint(paths, pin, lock_for(pin, lock, steps), steps, dry_run=dry_run)
-        return
+        raise InputError("--dry-run goes with --checkpoint-only", next_step=step)
     plan = plan_of(paths, recipe, stage, stack)
     last = plan.pairings[-1]
     if render:
@@ -74,7 +63,7 @@ def build(
     elif fetch_only:
         fetch(paths, last)
     elif checkpoint_only:
-        act_on_checkpoint(paths, last.model, last.model_lock, last.steps, dry_run=dry_run)
+        act_on_checkpoint(paths, last, dry_run=dry_run)
     else:
         for note in plan.notes:
             say(note)
@@ -159,13 +148,14 @@ def fetch(paths: Paths, pairing: Pairing) -> None:
         show(f"model {pairing.model.name}: all that is taken of {name}")
 
 
-def act_on_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], *, dry_run: bool) -> None:
+def act_on_checkpoint(paths: Paths, pairing: Pairing, *, dry_run: bool) -> None:
     """Plan it, or make it."""
     from sparkpin.build import checkpoint as building  # slow to import, with all that fetches
     from sparkpin.checkpoint.plan import summary
 
+    pin, lock, steps = pairing.model, pairing.model_lock, pairing.steps
     if dry_run:
-        disk = building.needs_of(paths, pin, lock, [tuple(steps)]).disk(paths)
+        disk = building.needs_of(paths, pin, lock, [steps]).disk(paths)
         lines = summary(building.plan_checkpoint(paths, pin, lock, steps))
         show("\n".join([*lines, *(f"disk: {row.text}" for row in disk)]))
     else:

@@ -14,7 +14,6 @@ from sparkpin.core.terminal import count, show, size
 from sparkpin.distribute import engines, machine, registry, transfer
 from sparkpin.host.engine import engine_of
 from sparkpin.host.skopeo import Registry
-from sparkpin.releases import remote
 from sparkpin.releases.record import SIGNATURE, Release, Releases
 
 Kind = Literal["file", "registry", "machine"]
@@ -99,7 +98,7 @@ def to_engine(paths: Paths, release: Release, url: str, *, checkpoint: bool, dee
     sent = engines.copy(paths, engine_of(paths), release, url, checkpoint=checkpoint, deep=deep)
     show(f"{release.tag} is at {url}: sent {count(sent.sent, 'layer')}, {size(sent.bytes)}; {sent.there} were there")
     if checkpoint:
-        show(f"and its checkpoint, in {remote.checkpoint_at(url, release)}")
+        show(f"and its checkpoint, in {sent.checkpoint}")
     show(f"next, for its record: invoke export {release.tag} FILE, and there: invoke import FILE")
 
 

@@ -50,7 +50,6 @@ def verify(
     subject: Annotated[str, "tag of a release, or the file of a bundle", "TAG|FILE"],
     *,
     sign: Annotated[bool, "make SBOM, statement and, with a key, signature again first"] = False,
-    deep: Annotated[bool, "read and hash every layer, too, as those of a bundle are in any case"] = False,
     require_signature: Annotated[bool, "fail unless somebody whom allowed_signers names has signed it"] = False,
 ) -> None:
     """Check a release or a bundle, and sign a release."""
@@ -69,7 +68,7 @@ def verify(
             make_evidence(subject)
         paths = Paths.from_env()
         release = Releases(paths).get(subject)
-        checks = verify_release(paths, release, deep=deep)
+        checks = verify_release(paths, release)
         how = step_of([check.what for check in checks if check.result == "wrong"], paths, release)
         sign_step = f"with a key in {signing.places(signing.SIGNING_KEY)}: invoke verify {release.tag} --sign"
     if require_signature:
@@ -80,12 +79,9 @@ def verify(
     verifying.require(checks, subject, next_step=how)
 
 
-def verify_release(paths: Paths, release: Release, *, deep: bool) -> list[Check]:
+def verify_release(paths: Paths, release: Release) -> list[Check]:
     from sparkpin.distribute import verify as verifying
 
-    engine, evidence = engine_of(paths), verifying.evidence_of(paths, release)
-    loaded = verifying.check_loaded(engine, release)
-    checks = [*verifying.check_evidence(evidence), loaded]
-    allowed = signing.Keys.from_env().allowed
-    checks.append(verifying.check_published(paths.project, release, evidence.records, allowed))
-    return [*checks, verifying.check_saved(paths, engine, release)] if deep and loaded.result == "ok" else checks
+    evidence, allowed = verifying.evidence_of(paths, release), signing.Keys.from_env().allowed
+    checks = [*verifying.check_evidence(evidence), verifying.check_loaded(engine_of(paths), release)]
+    return [*checks, verifying.check_published(paths.project, release, evidence.records, allowed)]

@@ -18,7 +18,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show, show_json
 from sparkpin.host.engine import engine_of
 from sparkpin.measure.own_server import REQUEST_SECONDS, own_server
-from sparkpin.measure.prove import record, run, session, verdict
+from sparkpin.measure.prove import record, run, verdict
 from sparkpin.measure.prove.asking import ProvedEndpoint, meet
 from sparkpin.measure.prove.record import ProveRecord
 from sparkpin.releases.record import Releases
@@ -45,7 +45,6 @@ def prove(
     recipe: KnownRecipe = None,
     model: Annotated[str, "name of the model at a URL (default: the first that it lists)"] = "",
     key_env: Annotated[str, "environment variable that holds the API key of a URL (default: none)", "NAME"] = "",
-    replay: Annotated[str, "send a session that an earlier run wrote: whether it still differs", "FILE"] = "",
     json: Json = False,
 ) -> None:
     """Check that caching, concurrency and drafts change no answer."""
@@ -59,9 +58,6 @@ def prove(
             name, folder = release.tag, Releases(paths).evidence(release) / FOLDER
             client = standing.enter_context(own_server(paths, engine_of(paths), release, KEPT)).client
         met = meet(client, model)
-        if replay:
-            show_replay(met, Path(replay))
-            return
         require_provable(met, name)
         found = proved(met, name, folder)
     path = record.keep(folder, found)
@@ -72,7 +68,7 @@ def prove(
         show(f"kept: {path}")
     # The whole line is the verdict's, which stands above, or in the JSON.
     if found.verdict == "found":
-        step = "send the session upstream; invoke prove URL --replay FILE repeats it"
+        step = "send the session upstream; its file says how it is sent again"
         raise CorruptionError(f"{name}: caching, concurrency or drafting changed an answer", next_step=step)
     if found.verdict == "cannot tell":
         raise UntoldError(f"{name}: inconclusive", next_step="docs/prove.md lists what a server must report")
@@ -139,16 +135,6 @@ def proved(met: ProvedEndpoint, name: str, folder: Path, *, sessions: int = SESS
         say(f"note: {note}")
     proof.run()
     return verdict.concluded(proof, folder, name)
-
-
-def show_replay(met: ProvedEndpoint, path: Path) -> None:
-    """CorruptionError where a session's file shows its difference again."""
-    sent = session.read(path)
-    far = session.repeated(met, sent)
-    line = f"{path}: {far:.2g} nats; {sent.bound:.2g} may be rounding; it was {sent.difference:.2g}"
-    if far > sent.bound:
-        raise CorruptionError(f"seen again: {line}", next_step="send the session upstream")
-    show(f"not seen again: {line}")
 
 
 def report(found: ProveRecord) -> None:

@@ -51,13 +51,13 @@ def promote(
 
     accept_loss = accept_loss.strip()  # blanks are no reason
     release = Releases(paths).get(tag, recipe)
-    notes = quality_gate.check(paths, release, accepted=accept_loss)
+    found = quality_gate.check(paths, release, accepted=accept_loss)
     engine = engine_of(paths)
     if release.is_good:
         require_as_recorded(paths, release, deep=deep)
-    lost = quality_gate.lost(paths, release) if accept_loss else ()
-    release = current.promote(paths, engine, release, accepted=dict.fromkeys(lost, accept_loss))
-    show("\n".join([f"current release of {release.recipe}: {release.tag}", *notes]))
+    accepted = dict.fromkeys(found.lost, accept_loss) if accept_loss else None
+    release = current.promote(paths, engine, release, accepted=accepted)
+    show("\n".join([f"current release of {release.recipe}: {release.tag}", *found.notes]))
     next_serve(paths, engine, release)
 
 

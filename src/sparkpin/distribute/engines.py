@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from sparkpin.build.consistent import require_consistent, same
@@ -26,11 +26,13 @@ from sparkpin.releases.record import Release, Releases
 
 @dataclass(frozen=True)
 class Sent:
-    """Layers of an image: those that went over, those that were there, bytes that went."""
+    """Layers of an image: those that went over, those that were there, bytes that went. checkpoint: its folder there,
+    where it went, too."""
 
     sent: int
     there: int
     bytes: int = 0
+    checkpoint: str = ""
 
 
 def images_of(release: Release, records: Sequence[BuildRecord]) -> list[oci.OciImage]:
@@ -64,9 +66,10 @@ def copy(
             layers = stack.enter_context(saved_layers(paths, engine, release)) if below < total else {}
             stack.enter_context(errors_of(url))
             sent = Sent(0, total) if there else send(other, images, layers, below)
-    if checkpoint:
-        remote.send_checkpoint(url, release, Releases(paths).checkpoint(release), deep=deep)
-    return sent
+    if not checkpoint:
+        return sent
+    folder = Releases(paths).checkpoint(release)
+    return replace(sent, checkpoint=remote.send_checkpoint(url, release, folder, deep=deep))
 
 
 @contextlib.contextmanager

@@ -15,12 +15,11 @@ from subprocess import PIPE
 from sparkpin.core import files, locks
 from sparkpin.core.errors import IntegrityError, NetworkError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import count, printable, say
+from sparkpin.core.terminal import count, say
 from sparkpin.distribute import layout, transfer
 from sparkpin.distribute.bundle import Bundle
 from sparkpin.host.engine import Engine
-from sparkpin.host.machine import require_program
-from sparkpin.host.ssh import OPTIONS
+from sparkpin.host.ssh import ssh_command, unexpected
 from sparkpin.image import oci
 from sparkpin.releases import remote
 
@@ -38,21 +37,19 @@ def pull(paths: Paths, engine: Engine, url: str, tag: str, *, signed: bool = Fal
     the export there fails, and what an import raises.
     """
     host, checkout = remote.host_of(url), url.removeprefix(remote.host_of(url))
-    ssh = [require_program("ssh", package="openssh-client"), *OPTIONS, "--", host]
     program = f"{checkout}/.venv/bin/sparkpin" if checkout else "sparkpin"
     script = EXPORT.format(program=shlex.quote(program), tag=shlex.quote(tag))
     folder = paths.work / f"pull-{hashlib.sha256(f'{url} {tag}'.encode()).hexdigest()[:12]}"
     with locks.claim(paths), files.lock(paths.locks / f"{folder.name}.lock", on_wait="another run is at it; waiting"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with subprocess.Popen([*ssh, script], stdin=PIPE, stdout=PIPE) as process:
+        with subprocess.Popen(ssh_command(host, script), stdin=PIPE, stdout=PIPE) as process:
             assert process.stdout
             there, manifest = process.stdout.readline(4096).decode(errors="replace").strip(), process.stdout.readline()
             if not manifest:
                 step = f"see above; `ssh {host} {shlex.quote(program)} --help` has to work without a password"
                 raise NetworkError(f"{url}: no sparkpin there has exported {tag}", next_step=step)
             if not re.fullmatch(r"/\S+/sparkpin-\w+/layout/", there):
-                step = f"its login is to print nothing by itself: ssh {host} true"
-                raise NetworkError(f"{url}: got {printable(there)}, expected the folder of the export", next_step=step)
+                raise unexpected(host, there, "the folder of the export")
             with layout.refusing(url):
                 names = [name for name in json.loads(manifest)[0]["Layers"] if layout.BLOB.fullmatch(name)]
             diff_ids = [f"sha256:{name[-64:]}" for name in names]

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from sparkpin.build.record import records_of
-from sparkpin.core import files, locks
+from sparkpin.core import locks
 from sparkpin.core.errors import InputError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
@@ -112,7 +112,6 @@ def fetch_record(place: Registry, made: bytes, folder: Path) -> bytes:
             raise Refused(f"it holds more than a record: {more[0]}")
         if sum(sizes) > RECORD_LIMIT:
             raise Refused(f"its record has {sum(sizes):,} bytes; {RECORD_LIMIT:,} are allowed")
-    files.require_space(folder, sum(sizes), "the record's bytes", "SPARKPIN_CACHE")
     say(f"fetching the record of {place}, {size(sum(sizes))}")
     place.fetch(folder, f"@{digest_of(made)}", "release", max(sizes))
     return manifest_at(place, f"@{found.subject.digest}")
@@ -120,9 +119,7 @@ def fetch_record(place: Registry, made: bytes, folder: Path) -> bytes:
 
 def fetch_layers(place: Registry, folder: Path, bundle: Bundle, image: bytes, lacking: Collection[str]) -> None:
     sizes = {layer.digest: layer.size for layer in bundle.image}
-    total = sum(sizes[one] for one in lacking)
-    files.require_space(folder, total, "the image's layers", "SPARKPIN_CACHE")
-    say(f"fetching {len(lacking)} of {count(len(sizes), 'layer')}, {size(total)}")
+    say(f"fetching {len(lacking)} of {count(len(sizes), 'layer')}, {size(sum(sizes[one] for one in lacking))}")
     stand_ins = {one: folder / oci.blob(one) for one in sizes.keys() - {*lacking}}
     for digest, path in stand_ins.items():
         with path.open("wb") as file:  # a hole: skopeo takes the blob for fetched, and nobody reads it

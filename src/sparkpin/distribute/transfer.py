@@ -40,7 +40,6 @@ from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import STATEMENT, Release, Releases, now
 
 HAPPENED = ("state", "smoke", "created", "build_seconds", "size", "host")  # another machine's record may differ here
-SPARE = 64 << 20  # bytes that stay free
 NOBODY = Keys()  # is trusted when it is read again: whom the other machine trusts is its own business
 
 
@@ -111,7 +110,6 @@ def import_bundle(
 def take_in(paths: Paths, engine: Engine, bundle: Bundle) -> Bundle:
     """Gives the bundle with the release as it is recorded here."""
     require_no_conflict(paths, engine, bundle)
-    require_space(paths, bundle)
     images = engines.images_of(bundle.release, bundle.records)
     if engines.is_there(engine, images):
         say("the engine has the image")
@@ -182,14 +180,6 @@ def stated(record: BuildRecord) -> dict[str, Any]:
     """What two machines that built the same say alike. An engine that wants whole images hides what a tree became."""
     apart: dict[str, Any] = {"seconds": True, "size": True, "layers": {"__all__": {"diff_id": True}}}
     return record.model_dump(mode="json", exclude=apart)
-
-
-def require_space(paths: Paths, bundle: Bundle) -> None:
-    """Room for what this machine lacks, wherever it goes. The engine's own disk is the engine's to complain of."""
-    lacking = [part for part in bundle.parts if not part.place(paths).is_file()]
-    total = sum(bundle.data[part.title].size for part in lacking) + SPARE
-    for folder, variable in ((paths.home, "SPARKPIN_HOME"), (paths.cache, "SPARKPIN_CACHE")):
-        files.require_space(folder, total, "the bundle's files", variable)
 
 
 def keep_files(paths: Paths, bundle: Bundle) -> None:

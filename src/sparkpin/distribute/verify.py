@@ -22,10 +22,8 @@ from sparkpin.build.record import BuildRecord, records_of
 from sparkpin.core.errors import BuildError, HostError, IntegrityError, SparkpinError
 from sparkpin.core.files import disk_errors, sha256_of
 from sparkpin.core.paths import Paths
-from sparkpin.core.progress import progress
-from sparkpin.core.terminal import count, printable, say, size
+from sparkpin.core.terminal import count, printable, size
 from sparkpin.distribute import digests, layout, signing
-from sparkpin.distribute.engines import saved_layers
 from sparkpin.distribute.materials import input_parts, model_inputs, recorded
 from sparkpin.host.engine import Engine
 from sparkpin.image.archive import Slice
@@ -37,7 +35,7 @@ from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Release, Releas
 OF_RECORDS = ("image", "layers", "release key", "build records", "kept inputs", "locks")
 OF_STATEMENT = ("statement", "SBOM", "signature")
 NAMES = OF_RECORDS + OF_STATEMENT  # of the checks that every release gets, in their order
-LAYERS = "the layers' bytes"  # only with --deep, and of a bundle
+LAYERS = "the layers' bytes"  # of a bundle
 UNSIGNED = "what no statement covers"  # of a bundle
 MARKS = {"ok": "ok", "wrong": "WRONG", "open": "--"}
 PINS = re.compile(r"(?:pins/models|pins/stacks|stages|dockerfiles)/[^/]+|mods/[^/]+/pyproject\.toml")
@@ -153,7 +151,7 @@ def conclusion(checks: Sequence[Check]) -> str:
     done, wrong, missed = ([one.what for one in checks if one.result == way] for way in ("ok", "wrong", "open"))
     looked = {check.what for check in checks}
     missed += [name for name in NAMES if name not in looked]
-    missed += [] if LAYERS in looked else [f"{LAYERS} (--deep)"]
+    missed += [] if LAYERS in looked else [f"{LAYERS} (invoke export TAG FILE hashes them)"]
     missed.append("what the smoke tests found (invoke smoke repeats them)")
     fault = f"WRONG: {', '.join(wrong)}" if wrong else "none is wrong"
     return f"{count(len(done), 'check')} hold; {fault}; not checked: {', '.join(missed)}."
@@ -299,18 +297,3 @@ def check_loaded(engine: Engine, release: Release) -> Check:
         return f"holds {release.tag} with this configuration and these {len(release.diff_ids)} layers"
 
     return checked("engine", look)
-
-
-def check_saved(paths: Paths, engine: Engine, release: Release) -> Check:
-    """Every byte of the layers and of the configuration, as the engine gives them out. EngineError where the engine
-    has no such image."""
-
-    def look() -> str:
-        with saved_layers(paths, engine, release) as layers, progress(release.size) as hashed:
-            say("hashing them")
-            for diff_id, layer in layers.items():
-                same("layer", f"sha256:{sha256_of(layer)}", diff_id)
-                hashed(layer.size)
-        return f"{len(layers)} of {len(layers)} hashes as recorded"
-
-    return checked(LAYERS, look)

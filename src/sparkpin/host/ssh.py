@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sparkpin.core.errors import DiskError, EngineError, InputError, NetworkError
+from sparkpin.core.terminal import printable
 from sparkpin.host.daemon import SOCKET, environment
 from sparkpin.host.engine import Engine
 from sparkpin.host.machine import require_program, text
@@ -26,6 +27,7 @@ SSH = re.compile(r"(?P<host>ssh://(?!-)([^@/?#:]+@(?!-))?(\[[0-9a-f:]+\]|[^@/?#:
 LOCAL = re.compile(r"unix:///.+|tcp://[^@/?#:]+:\d+/?")
 OPTIONS = ("-T", "-oControlPath=none", "-oBatchMode=yes", "-oServerAliveInterval=15", "-oExitOnForwardFailure=yes")
 SECONDS = 30  # that a host may take to answer
+WITHOUT_PASSWORD = "has to work without a password (ssh-keygen, ssh-copy-id, ~/.ssh/config)"
 MACHINE_ID = Path("/etc/machine-id")
 
 
@@ -66,14 +68,17 @@ def owner(home: str) -> str:
     return f"{socket.gethostname()}:{machine}:{home}"
 
 
-def ssh_command(parts: re.Match[str], seconds: int, local: str) -> list[str]:
-    """Of a login that forwards the socket. `cat` ends when this end does, so a killed run leaves nothing there.
-
-    The host stays a URL: ssh itself reads user and port from it, and takes no host for an option.
-    """
+def ssh_command(host: str, script: str, *options: str, seconds: int = SECONDS) -> list[str]:
+    """The words that run a script on a host, which stays a URL: ssh itself reads user and port from it, and takes no
+    host for an option. seconds: that it may take to answer."""
     program = require_program("ssh", package="openssh-client")
-    forward = (f"-oConnectTimeout={seconds}", "-L", f"{local}:{parts['socket'] or SOCKET}")
-    return [program, *OPTIONS, *forward, "--", parts["host"], "echo connected; exec cat"]
+    return [program, *OPTIONS, f"-oConnectTimeout={seconds}", *options, "--", host, script]
+
+
+def unexpected(host: str, got: str, expected: str) -> NetworkError:
+    """For another answer of a script than it can have."""
+    step = f"its login is to print nothing by itself: ssh {host} true"
+    return NetworkError(f"{host}: got {printable(got[-200:])}, expected {expected}", next_step=step)
 
 
 @contextlib.contextmanager
@@ -81,9 +86,10 @@ def forwarded(parts: re.Match[str], seconds: int) -> Iterator[str]:
     """A local socket (its url) behind which the engine of an ssh host answers. One login, so that a key that asks to be
     touched is touched once."""
     with tempfile.TemporaryDirectory(prefix="sparkpin-ssh-") as folder, tempfile.TemporaryFile() as errors:
-        local = f"{folder}/docker.sock"
+        local, host = f"{folder}/docker.sock", parts["host"]
+        forward = ("-L", f"{local}:{parts['socket'] or SOCKET}")
         process = subprocess.Popen(
-            ssh_command(parts, seconds, local),
+            ssh_command(host, "echo connected; exec cat", *forward, seconds=seconds),  # which ends when this end does
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -95,8 +101,7 @@ def forwarded(parts: re.Match[str], seconds: int) -> Iterator[str]:
             if not answers or not process.stdout.readline():
                 errors.seek(0)
                 cause = " ".join(errors.read().decode(errors="replace").split()) or f"no answer within {4 * seconds} s"
-                step = f"`ssh {parts['host']}` has to work without a password (ssh-keygen, ssh-copy-id, ~/.ssh/config)"
-                raise NetworkError(f"ssh does not get to {parts['host']}: {cause}", next_step=step)
+                raise NetworkError(f"ssh does not get to {host}: {cause}", next_step=f"`ssh {host}` {WITHOUT_PASSWORD}")
             yield f"unix://{local}"
         finally:
             process.terminate()

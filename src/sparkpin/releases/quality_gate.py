@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sparkpin.core.errors import InputError, ManifestError, QualityError
 from sparkpin.core.paths import Paths
@@ -27,17 +28,25 @@ def judged(paths: Paths, release: Release, record: QualityRecord) -> tuple[Judge
     return quality_allowance.judge(record.overall, record.skills, stage.quality) if stage else record.judged
 
 
-def check(paths: Paths, release: Release, *, accepted: str) -> tuple[str, ...]:
-    """What a person should know before this release is current. accepted: the reason to take a greater loss.
+@dataclass(frozen=True)
+class Promotable:
+    """notes: what a person should know before a release is current; lost: limits of its stage that it is beyond."""
+
+    notes: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+
+
+def check(paths: Paths, release: Release, *, accepted: str) -> Promotable:
+    """accepted: the reason to take a greater loss.
 
     QualityError where the record shows a loss that the stage does not allow and nobody accepts or has accepted.
     """
     record, stage = against_parent(paths, release), stage_of(paths, release)
     if record is None:
         if stage is None or stage.parent is None:
-            return ()
+            return Promotable()
         why = f"nobody has measured what it lost against {stage.parent} (invoke quality {release.tag})"
-        return (f"no quality record: {why}",)
+        return Promotable((f"no quality record: {why}",))
     lines = judged(paths, release, record)
     more = [line for line in lines if line.kept == "more"]
     reason = accepted or accepted_reason(paths, release, record, more)
@@ -53,7 +62,8 @@ def check(paths: Paths, release: Release, *, accepted: str) -> tuple[str, ...]:
     notes += quality_allowance.notes(record.overall, record.skills, stage.quality) if stage else ()
     kept = [line.kept for line in lines].count("within")
     limits = f"{kept} of {len(lines)} limits kept" if lines else "its stage sets no limits"
-    return (*notes, f"quality against {record.reference}: {limits}, measured {record.time}")
+    notes.append(f"quality against {record.reference}: {limits}, measured {record.time}")
+    return Promotable(tuple(notes), tuple(line.name for line in more))
 
 
 def refusal(paths: Paths, release: Release) -> QualityError | ManifestError | None:
@@ -67,12 +77,6 @@ def refusal(paths: Paths, release: Release) -> QualityError | ManifestError | No
 
 def is_refused(paths: Paths, release: Release) -> bool:
     return refusal(paths, release) is not None
-
-
-def lost(paths: Paths, release: Release) -> list[str]:
-    """The limits of its stage that the release is beyond."""
-    record = against_parent(paths, release)
-    return [line.name for line in judged(paths, release, record) if line.kept == "more"] if record else []
 
 
 def accepted_reason(paths: Paths, release: Release, record: QualityRecord, more: Sequence[Judged]) -> str:

@@ -13,7 +13,7 @@ from sparkpin.core.errors import DiskError, InputError, NetworkError
 from sparkpin.core.progress import ticking
 from sparkpin.core.terminal import printable, say
 from sparkpin.host.machine import require_program
-from sparkpin.host.ssh import OPTIONS, SECONDS, SSH
+from sparkpin.host.ssh import OPTIONS, SECONDS, SSH, WITHOUT_PASSWORD, ssh_command, unexpected
 from sparkpin.releases.record import Release
 
 LOGIN = re.compile(r"ssh://(?P<host>([^@]+@)?(\[[0-9a-f:]+\]|[^:]+))(:(?P<port>\d+))?")
@@ -25,9 +25,9 @@ def checkpoint_at(url: str, release: Release) -> str:
     return folder_there(url, release, f'if [ -f "$d/{RECORD}" ]; then echo "$d"; fi')
 
 
-def send_checkpoint(url: str, release: Release, folder: Path, *, deep: bool = False) -> None:
-    """Let an ssh host have a checkpoint. A file that is there with its size and time stays, one that was begun is gone
-    on with, any other goes; the record comes last, for without one nothing is a checkpoint.
+def send_checkpoint(url: str, release: Release, folder: Path, *, deep: bool = False) -> str:
+    """Let an ssh host have a checkpoint; its folder there. A file that is there with its size and time stays, one that
+    was begun is gone on with, any other goes; the record comes last, for without one nothing is a checkpoint.
 
     deep: compare what is there byte for byte. Raises what `checkpoint_at` raises, and DiskError.
     """
@@ -36,6 +36,7 @@ def send_checkpoint(url: str, release: Release, folder: Path, *, deep: bool = Fa
     ends = (f"{folder}/", at(url, f"{there}/"))
     rsync(url, *words, "--delete", *(f"--exclude=/{name}" for name in OWN), *ends)
     rsync(url, *words, f"--include=/{RECORD}", "--exclude=*", *ends)
+    return there
 
 
 def folder_there(url: str, release: Release, script: str) -> str:
@@ -46,8 +47,7 @@ def folder_there(url: str, release: Release, script: str) -> str:
     home = "${SPARKPIN_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/sparkpin}"
     found = run_there(url, f'd="{home}/{name}"; {script}')
     if found and not re.fullmatch(rf"/[^\n]+/{name}", found):
-        step = f"its login is to print nothing by itself: ssh {host_of(url)} true"
-        raise NetworkError(f"{host_of(url)}: got {printable(found[-200:])}, expected .../{name}", next_step=step)
+        raise unexpected(host_of(url), found, f".../{name}")
     return found
 
 
@@ -60,8 +60,7 @@ def host_of(url: str) -> str:
 
 def run_there(url: str, script: str) -> str:
     """What a shell's line prints on an ssh host."""
-    program, host = require_program("ssh", package="openssh-client"), host_of(url)
-    argv = [program, *OPTIONS, f"-oConnectTimeout={SECONDS}", "--", host, script]
+    host, argv = host_of(url), ssh_command(host_of(url), script)
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=4 * SECONDS
@@ -70,8 +69,7 @@ def run_there(url: str, script: str) -> str:
         raise NetworkError(f"{host}: no answer within {4 * SECONDS} s", next_step="the same command again") from None
     if done.returncode:
         cause = printable(" ".join(done.stderr.split())[-600:]) or f"exit code {done.returncode}"
-        login = "has to work without a password (ssh-keygen, ssh-copy-id, ~/.ssh/config)"
-        step = f"`ssh {host}` {login if done.returncode == 255 else 'shows what is wrong there'}"
+        step = f"`ssh {host}` {WITHOUT_PASSWORD if done.returncode == 255 else 'shows what is wrong there'}"
         raise NetworkError(f"{host}: {cause}", next_step=step)
     return done.stdout.strip()
 

@@ -79,8 +79,9 @@ def test_a_release_with_its_checkpoint_over_ssh(
     checkpoint = checkpoint_of(source.paths, source.release)
     with ssh_host(tmp_path / "ssh", url) as host:
         monkeypatch.setenv("PATH", host.path)
-        assert copy(source.paths, source.engine, source.release, host.url, checkpoint=True) == Sent(3, 0, ANY)
-        there = Path(remote.checkpoint_at(host.url, source.release))
+        sent = copy(source.paths, source.engine, source.release, host.url, checkpoint=True)
+        assert sent == Sent(3, 0, ANY, remote.checkpoint_at(host.url, source.release))
+        there = Path(sent.checkpoint)
         assert (there / RECORD).read_bytes() == (checkpoint / RECORD).read_bytes()
         host.refuse()
         with pytest.raises(NetworkError, match="Permission denied"):

@@ -35,7 +35,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "reproduce nonsense",
         "bench --rounds 2",
         "bench --compare a b --rounds 0",
-        "build --checkpoint-only --model scripted-tiny --recipe scripted-tiny",
         "build --render --fetch-only",
         "build --dry-run",
         "recipe list --json",

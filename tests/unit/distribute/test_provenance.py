@@ -145,7 +145,7 @@ def test_what_is_neither_a_release_nor_a_bundle(own: Sample, tmp_path: Path) -> 
     """A folder, for one: another checkout's packages are no part of what `verify` checks."""
     (tmp_path / "other/.venv").mkdir(parents=True)
     with pytest.raises(InputError):
-        commands_evidence.verify(str(tmp_path / "other/.venv"), deep=False, require_signature=False)
+        commands_evidence.verify(str(tmp_path / "other/.venv"), require_signature=False)
 
 
 def test_signing_with_verify(own: Sample, tmp_path: Path) -> None:
@@ -154,11 +154,11 @@ def test_signing_with_verify(own: Sample, tmp_path: Path) -> None:
     bundle = tmp_path / "x.tar"
     bundle.touch()
     with pytest.raises(InputError):
-        commands_evidence.verify(str(bundle), deep=False, require_signature=False, sign=True)
+        commands_evidence.verify(str(bundle), require_signature=False, sign=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(commands_evidence, "engine_of", lambda paths: SimpleNamespace(image=lambda ref: None))
         with pytest.raises(IntegrityError):  # no engine has its image
-            commands_evidence.verify(own.release.tag, deep=False, require_signature=False, sign=True)
+            commands_evidence.verify(own.release.tag, require_signature=False, sign=True)
     assert (own.folder / STATEMENT).is_file()
 
 

@@ -9,18 +9,16 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bundle_samples import layers_of, tar_of
 from evidence_samples import LOCK, Sample
 
 from sparkpin.build.consistent import IMPORTS
 from sparkpin.build.pair import pair
 from sparkpin.build.record import LayerRecord
 from sparkpin.cli.evidence import step_of
-from sparkpin.core.errors import EngineError, IntegrityError, ManifestError
+from sparkpin.core.errors import IntegrityError, ManifestError
 from sparkpin.core.files import write_json
 from sparkpin.core.names import is_plain
 from sparkpin.distribute import layout
@@ -38,7 +36,6 @@ from sparkpin.distribute.verify import (
     require,
 )
 from sparkpin.image.oci import digest_of
-from sparkpin.releases import current
 from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT
 
 
@@ -319,28 +316,8 @@ def test_the_next_step_is_none_that_goes_by_what_is_wrong(sample: Sample, wrong:
 def test_the_conclusion_names_what_was_not_checked(sample: Sample) -> None:
     checks = check_evidence(with_file(without(sample.evidence(), *layout.EVIDENCE), STATEMENT, b"{}"), Keys())
     missed = set(conclusion(checks).partition("not checked: ")[2].split(", "))
-    assert missed >= {*found(checks, "open"), f"{LAYERS} (--deep)"} and not missed & {*found(checks, "ok")}
-
-
-def test_what_the_engine_saves_is_hashed(sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sample, layers = sample.copied(tmp_path), layers_of(sample)
-    refs: list[str | None] = [sample.release.tag]
-    monkeypatch.setattr(current, "present_ref", lambda *_: refs[0])
-
-    def result(config: bytes) -> str:
-        rows = [{"Config": "config", "Layers": list(layers)}]
-        saved = tar_of({"manifest.json": json.dumps(rows).encode(), "config": config, **layers})
-        engine: Any = SimpleNamespace(save=lambda ref, file, came: file.write(saved))
-        return verifying.check_saved(sample.paths, engine, sample.release).result
-
-    config = sample.records[-1].config.encode()
-    assert (result(config), result(config + b" ")) == ("ok", "wrong")
-    last = sample.release.diff_ids[-1]
-    layers[last] = layers[sample.release.diff_ids[0]]
-    assert result(config) == "wrong"
-    refs[0] = None
-    with pytest.raises(EngineError):  # the engine's error, and nothing about the release
-        result(config)
+    assert missed >= {*found(checks, "open")} and not missed & {*found(checks, "ok")}
+    assert any(name.startswith(LAYERS) for name in missed)
 
 
 def test_a_line_is_one_line_whatever_stands_in_it() -> None:

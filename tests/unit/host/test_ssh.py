@@ -8,7 +8,7 @@ import pytest
 
 from sparkpin.core.errors import EngineError, HostError, InputError, NetworkError
 from sparkpin.host import machine
-from sparkpin.host.ssh import SSH, engine_at, ssh_command
+from sparkpin.host.ssh import engine_at
 
 
 def test_hosts_that_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -41,12 +41,15 @@ def test_urls_that_are_none(url: str) -> None:
     assert "secret" not in str(failed.value)
 
 
-def test_ssh_is_given_host_and_socket() -> None:
+def test_ssh_is_given_host_and_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ssh").write_text(f'#!/bin/sh\nfor word; do echo "$word"; done >{tmp_path}/words\n')
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     for host, path in (("ssh://Me@MyAlias:22", "/run/user/1/docker.sock"), ("ssh://host", "")):
-        parts = SSH.fullmatch(host + path)
-        assert parts
-        command = ssh_command(parts, 5, "/tmp/local")
-        assert command[-4:-1] == [f"/tmp/local:{path or '/var/run/docker.sock'}", "--", host]
+        with pytest.raises(NetworkError), engine_at(host + path):
+            pass
+        forward, *login = (tmp_path / "words").read_text().splitlines()[-4:-1]
+        assert forward.endswith(f"/docker.sock:{path or '/var/run/docker.sock'}") and login == ["--", host]
 
 
 def test_a_host_that_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -387,19 +387,19 @@ def test_promotion_goes_by_the_record_and_by_the_stage_as_it_is_now(
     paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, parent = release(2), release(1, stage="mtp")
-    assert len(quality_gate.check(paths, ours, accepted="")) == 1, "that nobody has measured it"
-    assert quality_gate.check(paths, release(4, stage="base"), accepted="") == ()
+    assert len(quality_gate.check(paths, ours, accepted="").notes) == 1, "that nobody has measured it"
+    assert quality_gate.check(paths, release(4, stage="base"), accepted="") == quality_gate.Promotable()
     limit(paths, 0.005)
     judged = quality_gate.judged(paths, ours, made_record(ours, parent))
     quality_record.save(paths, ours, parent, made_record(ours, parent, judged=judged))
     with pytest.raises(QualityError, match="kl") as caught:
         quality_gate.check(paths, ours, accepted="")
     assert "--accept-loss" in caught.value.next_step
-    assert "kl" in quality_gate.check(paths, ours, accepted="we need the memory")[0]
+    taken = quality_gate.check(paths, ours, accepted="we need the memory")
+    assert "kl" in taken.notes[0] and taken.lost == ("kl",)
     records = Releases(paths)
     records.point(ours)
     assert isinstance(quality_gate.refusal(paths, ours), QualityError), "a promotion alone accepts nothing"
-    assert quality_gate.lost(paths, ours) == ["kl"]
     records.point(ours, accepted={"kl": "we need the memory"})
     assert quality_gate.refusal(paths, ours) is None
     limit(paths, 0.005, ", top1: 0.999")  # another loss, which nobody has accepted

@@ -7,11 +7,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import Field, FiniteFloat, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from sparkpin.core import files
-from sparkpin.core.errors import InputError
 from sparkpin.measure.prove import judging, passes
 from sparkpin.measure.prove.asking import ProvedEndpoint
 from sparkpin.measure.prove.passes import TOKENS, Step
@@ -106,14 +105,3 @@ def with_other_words(session: Session, seed: int) -> Session:
 def write(path: Path, session: Session) -> None:
     with files.atomic_file(path) as file:
         file.write(FORMAT.dump_json(session) + b"\n")
-
-
-def read(path: Path) -> Session:
-    """InputError for what is no file that `write` wrote."""
-    try:
-        return FORMAT.validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise InputError(
-            f"{path}: got no session of invoke prove ({type(error).__name__})",
-            next_step="name the file that its verdict names, ending in -session.json",
-        ) from None
