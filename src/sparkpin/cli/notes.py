@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.pair import Pairing, require_model_fits
-from sparkpin.cli.tables import tables
+from sparkpin.cli.releases import tables
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError, SmokeError
 from sparkpin.core.paths import Paths

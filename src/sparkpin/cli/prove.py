@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 from sparkpin.build.consistent import require_consistent
-from sparkpin.cli.choose import current_of
 from sparkpin.cli.tasks import Json, KnownRecipe, task
 from sparkpin.core import terminal
 from sparkpin.core.errors import CorruptionError, InputError, SmokeError, UntoldError
@@ -21,6 +20,7 @@ from sparkpin.measure.own_server import REQUEST_SECONDS, own_server
 from sparkpin.measure.prove import record, run, verdict
 from sparkpin.measure.prove.asking import ProvedEndpoint, meet
 from sparkpin.measure.prove.record import ProveRecord
+from sparkpin.releases.current import current_of
 from sparkpin.releases.record import Releases
 from sparkpin.smoke import metrics
 from sparkpin.smoke.answers import Wrong

@@ -1,20 +1,21 @@
-"""`invoke images`, `promote`, `rollback`, `keep`."""
+"""`invoke images`, `promote`, `rollback`, `keep`, `prune`, and tables of releases for a terminal of 80 columns."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
-from sparkpin.cli import tables
-from sparkpin.cli.tasks import Json, KnownRecipe, task
+from sparkpin.cli.tasks import DryRun, Json, KnownRecipe, task
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import say, show, show_json
+from sparkpin.core.terminal import count, printable, say, show, show_json
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.releases import current
 from sparkpin.releases.protection import protect, unprotect
-from sparkpin.releases.record import Release, Releases
+from sparkpin.releases.record import Release, Releases, state_text
 from sparkpin.serve.served import running_release
 
 
@@ -25,7 +26,7 @@ def images(paths: Paths, *, json: Json = False) -> None:
     if json:
         show_json(found.rows)
     elif found.rows:
-        tables.show_images(found.rows, found.shared)
+        show_images(found.rows, found.shared)
     else:
         show("no release yet; next: invoke up")
     for fault in found.faults[1:]:
@@ -93,11 +94,10 @@ def rollback(
 
     invoke rollback --serve
     """
-    from sparkpin.cli.choose import current_of  # slow to import, both
-    from sparkpin.releases import rollback as rolling
+    from sparkpin.releases import rollback as rolling  # slow to import
 
     recipe = Releases(paths).get(to, recipe).recipe if to else recipe
-    former = current_of(paths, recipe)  # before an engine is started
+    former = current.current_of(paths, recipe)  # before an engine is started
     engine = engine_of(paths)
     check = partial(require_as_recorded, paths)
     if to:
@@ -140,3 +140,73 @@ def keep(
         return
     show(f"{release.tag} is {protect(records, release, note).text}")
     show(f"no prune removes it until: invoke keep {release.tag} --remove")
+
+
+def end_of(tag: str) -> str:
+    """What follows the recipe: any task takes it for the whole tag."""
+    return tag.partition(":")[2]
+
+
+def tables(columns: Sequence[str], tags: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """One table for each recipe, whose name stands once above it. rows: without the tag."""
+    of_recipe: dict[str, list[Sequence[object]]] = {}
+    for tag, row in zip(tags, rows, strict=True):
+        of_recipe.setdefault(tag.partition(":")[0], []).append((end_of(tag), *row))
+    for recipe, mine in of_recipe.items():
+        terminal.show(f"{recipe}:")
+        terminal.table(columns, mine)
+
+
+def show_images(rows: Sequence[Mapping[str, Any]], shared: int | None) -> None:
+    """rows: and shared: see `current.ImageRows`."""
+    cells, notes = [], []
+    for row in rows:
+        verdict, colon, _ = row["smoke"].replace("passed in", "passed").partition(":")
+        size = terminal.size(row["size"]) if row["image"] else "missing"
+        created = row["created"][:16].replace("T", " ")
+        cells.append((state_text(row["state"]), verdict, size, terminal.size(row["unique_size"] or None), created))
+        if colon:
+            notes.append(f"{row['tag']}: smoke test {row['smoke']}")
+        if kept := row["protected"]:
+            note = f": {terminal.printable(kept['note'])}" * bool(kept["note"])
+            notes.append(f"{row['tag']}: kept since {kept['since'][:10]}{note}")
+    tables(("release", "state", "smoke", "size", "own size", "created"), [row["tag"] for row in rows], cells)
+    if gone := sum(not row["image"] for row in rows):
+        lost = f"the engine has not {terminal.count(gone, 'image')}"
+        notes.append(terminal.typed(f"missing: {lost}: invoke reproduce TAG --keep makes it again"))
+    if shared is not None:
+        notes.append(f"own size: in no other image. What images share, counted once: {terminal.size(shared)}.")
+    terminal.show("\n".join(notes))
+
+
+@task("releases")
+def prune(
+    paths: Paths,
+    *,
+    keep: Annotated[int, "how many of a recipe stay (default: 5) besides current, previous, kept and used ones"] = 5,
+    dry_run: DryRun = False,
+    store: Annotated[bool, "also remove fetched files that no lock and no remaining release needs"] = False,
+) -> None:
+    """Remove old releases, and what only they needed."""
+    from sparkpin.prune import plan as pruning  # slow to import, both
+    from sparkpin.smoke.server import clear_leftovers, leftovers
+
+    engine = engine_of(paths)
+    ignored = leftovers(paths, engine) if dry_run else frozenset[str]()
+    if not dry_run:
+        clear_leftovers(paths, engine)
+    options = pruning.PruneOptions(keep=keep, now=time.time(), dry_run=dry_run, store=store, ignored=ignored)
+    done = pruning.prune(paths, engine, options)
+    gone, removed = ("goes", "would remove") if dry_run else ("gone", "removed")
+    rows = [(v.release.state_text, "stays" if v.reasons else gone, ", ".join(v.reasons)) for v in done.verdicts]
+    tables(("release", "state", "", "why"), [v.release.tag for v in done.verdicts], rows)
+    releases = {release.tag for release in done.removed}
+    for kind, names in (("image", sorted({*done.tags} - releases)), ("cache volume", done.volumes)):
+        for name in names:
+            show(f"{removed} {kind} {printable(name)}")
+    for kind, files in done.files.items():
+        folders = sorted({str(path.parent) for path in files})
+        show(f"{removed} {kind}: {len(files)} ({folders[0] if len(folders) == 1 else f'{len(folders)} folders'})")
+    show(f"{removed} {count(len(releases), 'release')}")
+    if dry_run:
+        show("Dry run: nothing was changed.")

@@ -7,7 +7,6 @@ import json
 from typing import Annotated, Literal
 
 from sparkpin.build.make import checkpoint_of
-from sparkpin.cli.choose import current_of
 from sparkpin.cli.notes import require_runnable
 from sparkpin.cli.tasks import KnownRecipe, Link, Machines, ServedRecipe, SharedLink, task
 from sparkpin.core.errors import InputError, SparkpinError
@@ -16,6 +15,7 @@ from sparkpin.core.terminal import say, show, show_file, table
 from sparkpin.host.engine import engine_of
 from sparkpin.pins import manifests
 from sparkpin.pins.vllm_command import family_of
+from sparkpin.releases.current import current_of
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import uses_gpu

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Annotated
 
 from sparkpin.build.make import checkpoint_of
-from sparkpin.cli.choose import current_of
 from sparkpin.cli.measure import ROUNDS, Pair, common, compared, plan_for, subject_of
 from sparkpin.cli.releases import promote
 from sparkpin.cli.smoke import smoke_releases
@@ -23,14 +22,15 @@ from sparkpin.measure.bench.compare import compare
 from sparkpin.measure.bench.record import Comparison
 from sparkpin.measure.bench.run import BenchPlace
 from sparkpin.measure.quality import texts
+from sparkpin.releases.current import current_of
 from sparkpin.releases.quality_record import QualityRecord
 from sparkpin.releases.record import Release
-from sparkpin.upgrade.bisect.check import Check
-from sparkpin.upgrade.bisect.plan import ReleaseChange, make_plan
-from sparkpin.upgrade.bisect.search import FOLDER, Search
-from sparkpin.upgrade.bump import run
-from sparkpin.upgrade.bump.run import What
-from sparkpin.upgrade.bump.steps import Commands
+from sparkpin.upgrade import bump_run as run
+from sparkpin.upgrade.bisect_check import Check
+from sparkpin.upgrade.bisect_plan import ReleaseChange, make_plan
+from sparkpin.upgrade.bisect_search import FOLDER, Search
+from sparkpin.upgrade.bump_run import What
+from sparkpin.upgrade.bump_steps import Commands
 
 LONGEST = 3650  # days
 

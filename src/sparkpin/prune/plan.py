@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,10 +25,10 @@ from sparkpin.prune.unneeded_files import (
     marks_of_releases,
     unneeded_files,
 )
-from sparkpin.prune.verdicts import Verdict, verdicts
-from sparkpin.releases.protection import protections_of
+from sparkpin.releases.protection import Protection, protections_of
 from sparkpin.releases.quality_gate import is_refused
 from sparkpin.releases.record import Release, Releases
+from sparkpin.releases.rollback import landing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,3 +154,45 @@ def remove_path(path: Path) -> None:
         shutil.rmtree(doomed)
     except OSError as error:
         raise DiskError(f"cannot remove {path}: {error}", next_step=f"sudo rm -r {left}") from error
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What `prune` makes of a release. reasons: why it stays; none: it goes."""
+
+    release: Release
+    reasons: tuple[str, ...]
+
+
+def verdicts(
+    releases: Sequence[Release],
+    before: Sequence[str],
+    keep: int,
+    protections: Mapping[str, Protection],
+    used: Mapping[str, str],
+    refused: Callable[[Release], bool],
+) -> list[Verdict]:
+    """For the releases of one recipe (from the oldest to the newest), the most worthy first.
+
+    The first `keep` stay, the current one counted. Whatever `keep` is, so do the current one, what was current before
+    and a rollback would land on, the newest that passed, the protected, and those whose image a container uses.
+    before: `Releases.before`; used: release tag -> name of the container; refused: whether a rollback passes it over.
+    """
+    current = next((release for release in releases if release.state == "current"), None)
+    back = landing(releases, current, before, refused) if current else None
+    passed_last = next((release for release in reversed(releases) if release.is_good), None)
+    by_worth = sorted(releases, key=lambda r: (r == current, r == back, r.is_good, r.age), reverse=True)
+    found = []
+    for place, release in enumerate(by_worth):
+        container = used.get(release.tag)
+        protection = protections.get(release.tag)
+        reasons = (
+            "current" if release == current else "",
+            "passed last" if release == passed_last else "",
+            protection.text if protection else "",
+            f"in use by the container {container}" if container else "",
+            f"one of the {keep} to keep" if place < keep else "",
+            "to roll back to" if release == back and (place < keep or release.tag in before) else "",
+        )
+        found.append(Verdict(release, tuple(filter(None, reasons))))
+    return found

@@ -27,7 +27,7 @@ from sparkpin.prune.images import STALE_AFTER
 from sparkpin.releases.kept_inputs import read_inputs
 from sparkpin.releases.quality_record import KEY_DIGITS
 from sparkpin.releases.record import Release
-from sparkpin.upgrade.bisect import search
+from sparkpin.upgrade import bisect_search as search
 
 WORK = ("context-*", "saved-*", "seal-*", "publish-*", "pull-*")
 """What a build works in, whose next run looks for its own key only, and layers for registries."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sparkpin.releases.record import Release
-from sparkpin.upgrade.bump.record import Bump
+from sparkpin.upgrade.bump_record import Bump
 
 Kind = Literal["good", "bad", "unclear", "none"]
 NOT_MEASURED = "not measured"

@@ -37,7 +37,7 @@ from sparkpin.report.measured import duration, quality_of, smoke_of, speed_of
 from sparkpin.serve.memory.plan import MemoryPlan
 from sparkpin.serve.memory.text import log_line
 from sparkpin.serve.memory_limit import plan_of
-from sparkpin.upgrade.bump.record import Bump, bumps_of
+from sparkpin.upgrade.bump_record import Bump, bumps_of
 
 QUALITY: dict[Kind, str] = {"good": "within limits", "bad": "too much lost", "unclear": "unclear"}
 

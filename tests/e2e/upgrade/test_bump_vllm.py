@@ -22,7 +22,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.measure.quality import texts
 from sparkpin.releases.record import Release, Releases
-from sparkpin.upgrade.bump.steps import Candidate
+from sparkpin.upgrade.bump_steps import Candidate
 
 pytestmark = pytest.mark.slow
 

@@ -20,9 +20,9 @@ from sparkpin.host.engine import Engine
 from sparkpin.measure import own_server as measuring
 from sparkpin.releases.record import Release, Releases
 from sparkpin.smoke.server import LABEL, owner
-from sparkpin.upgrade.bisect.check import Check
-from sparkpin.upgrade.bisect.plan import BisectPlan, ReleaseChange
-from sparkpin.upgrade.bisect.search import Trial
+from sparkpin.upgrade.bisect_check import Check
+from sparkpin.upgrade.bisect_plan import BisectPlan, ReleaseChange
+from sparkpin.upgrade.bisect_search import Trial
 
 pytest_plugins = ["fake_release"]
 

@@ -26,8 +26,8 @@ from sparkpin.fetch import stack as lock_module
 from sparkpin.fetch.stack import lock_stack
 from sparkpin.host.engine import Engine
 from sparkpin.releases.record import Release, Releases
-from sparkpin.upgrade.bump.record import bumps_of
-from sparkpin.upgrade.bump.steps import Candidate
+from sparkpin.upgrade.bump_record import bumps_of
+from sparkpin.upgrade.bump_steps import Candidate
 
 BASE = tiny_images.BASE.replace("FROM {{ parent_ref }} AS config", "{tree}FROM {{ parent_ref }} AS config", 1).replace(
     "{tree}", "FROM scratch AS rest-tree\nCOPY wheels/rest/ /opt/rest/\n"

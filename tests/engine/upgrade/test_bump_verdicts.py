@@ -29,7 +29,8 @@ from sparkpin.fetch import stack as lock_module
 from sparkpin.fetch.lock_model import lock_model
 from sparkpin.fetch.stack import fetch_stack
 from sparkpin.pins.schema import UNRESOLVED
-from sparkpin.upgrade.bump import run, steps
+from sparkpin.upgrade import bump_run as run
+from sparkpin.upgrade import bump_steps as steps
 
 pytestmark = pytest.mark.slow  # test_bump_engine.py is in each run
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sparkpin.cli.tables import show_images
+from sparkpin.cli.releases import show_images
 from sparkpin.host.images import ImageInfo, chain_ids
 
 LAYERS = tuple(f"sha256:{number:064x}" for number in range(2))

@@ -22,7 +22,6 @@ from made_releases import release
 from places import DATA
 
 from benchmarks.interval_coverage import LOSSES, Loss, coverage
-from sparkpin.cli import choose
 from sparkpin.cli import measure as task
 from sparkpin.cli import releases as commands_releases
 from sparkpin.cli import up as commands_up
@@ -36,6 +35,7 @@ from sparkpin.measure.quality.distance import agreement, kl, rows_of
 from sparkpin.measure.quality.measured import QualityMeasured, Reading, SkillAnswer, keep, known
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import Quality
+from sparkpin.releases import current as choose
 from sparkpin.releases import quality_allowance, quality_gate, quality_record
 from sparkpin.releases.quality_record import Figure, QualityRecord, Texts
 from sparkpin.releases.record import Release, Releases, now

@@ -40,12 +40,11 @@ from sparkpin.host.engine import Engine
 from sparkpin.host.images import ImageInfo
 from sparkpin.measure.quality.measured import place
 from sparkpin.prune.images import STALE_AFTER, EngineState, unneeded_tags
-from sparkpin.prune.plan import PruneOptions, make_plan, remove_path
-from sparkpin.prune.verdicts import verdicts
+from sparkpin.prune.plan import PruneOptions, make_plan, remove_path, verdicts
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.protection import Protection, protect
 from sparkpin.releases.record import Release, Releases
-from sparkpin.upgrade.bisect import search
+from sparkpin.upgrade import bisect_search as search
 
 
 @pytest.fixture

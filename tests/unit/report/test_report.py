@@ -23,12 +23,13 @@ from sparkpin.core.paths import Paths
 from sparkpin.measure.bench import record as bench
 from sparkpin.releases import quality_record as quality
 from sparkpin.releases.record import Releases
-from sparkpin.report import drawing, measured
+from sparkpin.report import measured
+from sparkpin.report import page as drawing
 from sparkpin.report.facts import LimitBar, Report, ReportMemory, ReportRow, SpeedBar
 from sparkpin.report.gather import gather
 from sparkpin.report.page import html, markdown
-from sparkpin.upgrade.bump import record
-from sparkpin.upgrade.bump.record import Bump, Step
+from sparkpin.upgrade import bump_record as record
+from sparkpin.upgrade.bump_record import Bump, Step
 
 
 @pytest.fixture(scope="module")

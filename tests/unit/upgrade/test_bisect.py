@@ -18,9 +18,9 @@ from sparkpin.core import files
 from sparkpin.core.errors import BusyError, DiskError, InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Release
-from sparkpin.upgrade.bisect.check import Check, run_check
-from sparkpin.upgrade.bisect.plan import BisectPlan, Mixture, ReleaseChange, make_plan
-from sparkpin.upgrade.bisect.search import Trial
+from sparkpin.upgrade.bisect_check import Check, run_check
+from sparkpin.upgrade.bisect_plan import BisectPlan, Mixture, ReleaseChange, make_plan
+from sparkpin.upgrade.bisect_search import Trial
 
 RECIPE = "recipes/scripted-tiny.yaml"
 Ends = tuple[Path, Release, Release]  # where their records are, the good and the bad release

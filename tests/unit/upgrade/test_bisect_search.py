@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sparkpin.upgrade.bisect.search import ddmin, minimal
+from sparkpin.upgrade.bisect_search import ddmin, minimal
 
 Check = Callable[[tuple[int, ...]], bool]
 

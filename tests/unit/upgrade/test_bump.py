@@ -14,8 +14,8 @@ from sparkpin.measure.bench.record import Comparison, Conditions
 from sparkpin.measure.bench.text import METRICS
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import UNRESOLVED
-from sparkpin.upgrade.bump.run import moving_of
-from sparkpin.upgrade.bump.steps import judge_speed
+from sparkpin.upgrade.bump_run import moving_of
+from sparkpin.upgrade.bump_steps import judge_speed
 
 NOISY = [10.0, 13.0, 8.0, 11.0]  # the machine's own, which both sides of a round have
 

@@ -24,7 +24,7 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import uses_gpu
 from sparkpin.smoke.inspect.run import inspect
 from sparkpin.smoke.run import run_smoke
-from sparkpin.upgrade.bisect.search import Judge, Trial
+from sparkpin.upgrade.bisect_search import Judge, Trial
 
 FAILURES = (
     *(errors.BuildError, errors.CheckpointError, errors.IntegrityError, errors.ManifestError),

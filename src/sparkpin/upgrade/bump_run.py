@@ -33,11 +33,11 @@ from sparkpin.releases.container import require_image
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, now
 from sparkpin.releases.runs_here import obstacle
-from sparkpin.upgrade.bisect.plan import changes_of_parts, make_plan
-from sparkpin.upgrade.bisect.search import FOLDER, Search, Trial
-from sparkpin.upgrade.bump import record
-from sparkpin.upgrade.bump.record import Bump, Step
-from sparkpin.upgrade.bump.steps import FAILURES, Candidate, Commands
+from sparkpin.upgrade import bump_record as record
+from sparkpin.upgrade.bisect_plan import changes_of_parts, make_plan
+from sparkpin.upgrade.bisect_search import FOLDER, Search, Trial
+from sparkpin.upgrade.bump_record import Bump, Step
+from sparkpin.upgrade.bump_steps import FAILURES, Candidate, Commands
 
 FOLDERS = ("pins", "stages", "recipes", "dockerfiles", "mods")
 What = Literal["all", "vllm", "python", "debian", "model"]

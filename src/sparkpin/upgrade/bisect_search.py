@@ -25,7 +25,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import printable, say
 from sparkpin.pins.manifests import digest_of
 from sparkpin.releases.record import PRIVATE, Release, read_optional
-from sparkpin.upgrade.bisect.plan import ORDER, BisectPlan, ReleaseChange
+from sparkpin.upgrade.bisect_plan import ORDER, BisectPlan, ReleaseChange
 
 FOLDER = "bisect"  # of SPARKPIN_HOME, and of a bump
 UNFIT = (BuildError, InputError, ManifestError)

@@ -22,8 +22,8 @@ from sparkpin.pins.manifests import digest_of
 from sparkpin.pins.vllm_flags import served_name
 from sparkpin.releases.record import PRIVATE, Release, to_json
 from sparkpin.serve.socket_port import listening
-from sparkpin.upgrade.bisect.plan import BisectPlan
-from sparkpin.upgrade.bisect.search import Trial
+from sparkpin.upgrade.bisect_plan import BisectPlan
+from sparkpin.upgrade.bisect_search import Trial
 
 UNRESOLVED = (124, 125)  # of `timeout`, and of `git bisect run`
 

@@ -1,1 +1,0 @@
-"""`invoke bisect`: which change between two releases turns a check (docs/bisect.md)."""

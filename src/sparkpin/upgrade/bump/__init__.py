@@ -1,1 +1,0 @@
-"""Newer versions, tried on the side of the current release."""
