@@ -25,7 +25,7 @@ _sparkpin() {
         if [[ $word == "$2"* ]]; then COMPREPLY+=("$word"); fi
     done < <("$1" --complete -- "${COMP_WORDS[@]:0:COMP_CWORD+1}" 2>/dev/null)
 }
-complete -o default -F _sparkpin sparkpin""",
+complete -o default -F _sparkpin sparkpin invoke""",
     "zsh": """\
 (( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
 _sparkpin() {
@@ -33,7 +33,7 @@ _sparkpin() {
     found=(${(f)"$($words[1] --complete -- "${(@)words[1,CURRENT]}" 2>/dev/null)"})
     compadd -a found || _files
 }
-compdef _sparkpin sparkpin""",
+compdef _sparkpin sparkpin invoke""",
 }
 
 

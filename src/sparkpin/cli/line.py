@@ -11,6 +11,7 @@ import gc
 import inspect
 import logging
 import os
+import shutil
 import signal
 import sys
 import textwrap
@@ -198,7 +199,8 @@ def fail(text: str, code: int) -> int:
 def main(program: str = "sparkpin", words: Sequence[str] | None = None) -> NoReturn:
     """Run a line, by default the words that this program was started with, and end it. A SparkpinError is one message
     and its own exit code, without a traceback."""
-    terminal.Typed.program = program
+    own = sys.argv[0]  # `.venv/bin/invoke`, where the shell finds no `invoke`
+    terminal.Typed.program = own if os.path.basename(own) == program and not shutil.which(program) else program
     # A short command lives on objects of code, and looking for garbage among them takes a sixth of its time.
     gc.set_threshold(500_000, 20, 20)
     for stop in (signal.SIGTERM, signal.SIGHUP):  # clean up as after Ctrl-C; nohup stays in force

@@ -12,6 +12,7 @@ from sparkpin.core.terminal import say, show
 from sparkpin.host.engine import Engine
 from sparkpin.pins.mods import templates_of
 from sparkpin.pins.vllm_command import overruled
+from sparkpin.releases.current import not_passed
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, with_others
 
@@ -43,12 +44,14 @@ def how_to_carry(records: Releases, release: Release) -> str:
     return ("" if records.checkpoint(release).is_dir() else make) + (with_others(records.paths, release) or step)
 
 
-def require_runnable(paths: Paths, engine: Engine, release: Release, *, nodes: int | None = None) -> None:
-    """InputError where no server of a release can run here, with `nodes` of its machines. What is not its record's is
-    refused, and what has not passed is told."""
-    if why := obstacle(paths, engine, release, nodes=nodes):
+def require_runnable(paths: Paths, engine: Engine, release: Release, *, to_serve: bool = False) -> None:
+    """InputError where no server of a release can run here, or where one that has not passed is to be served, for which
+    this is one of its machines. What is not its record's is refused."""
+    if why := obstacle(paths, engine, release, nodes=1 if to_serve else None):
         step = f"where it can run: {how_to_carry(Releases(paths), release)}"
         raise InputError(f"{release.tag} cannot be served here: {why}", next_step=step)
+    if to_serve and not release.is_good:
+        raise not_passed(paths, release)
     if not release.smoke_passed:
         say(f"warning: {release.tag} is {release.state}: no smoke test stands behind its answers")
     require_consistent(paths, release)

@@ -47,10 +47,10 @@ def recipe_list(paths: Paths) -> None:
     for name in names_of(paths):
         try:
             read = manifests.load_recipe(paths.project, name)
-            rows.append(tuple(map(printable, (name, read.model, read.stack, read.stage, read.description))))
+            rows.append(tuple(map(printable, (name, read.stack, read.stage, read.description))))
         except SparkpinError:
-            rows.append((name, "(cannot be read)", "", "", f"invoke recipe check {name}"))
-    table(("recipe", "model", "stack", "stage", "what it is"), rows)
+            rows.append((name, "", "", f"cannot be read: invoke recipe check {name}"))
+    table(("recipe", "stack", "stage", "what it is"), rows)
 
 
 def names_of(paths: Paths) -> list[str]:

@@ -63,7 +63,7 @@ def serve(
         serving_tasks.show_unit(paths, current_of(paths, recipe).recipe, options)
         return
     chosen, engine = Releases(paths).get(tag, recipe) if tag else current_of(paths, recipe), engine_of(paths)
-    require_runnable(paths, engine, chosen, nodes=1)
+    require_runnable(paths, engine, chosen, to_serve=True)
     clear_leftovers(paths, engine)  # a killed smoke test's server has the memory that this one needs
     gpus, checkpoint = uses_gpu(paths, chosen), checkpoint_of(paths, chosen)
     try:

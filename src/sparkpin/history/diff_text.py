@@ -11,7 +11,6 @@ from sparkpin.history.diff import TREE_NAME, Difference, PartChange, Side, TextC
 
 TITLES = {"debs": "Debian packages", "wheels": "Python packages", "tools": "tools of the build"}
 WORDS = {"changed": "changed", "bytes": "other file", "added": "in", "removed": "out"}
-SHOWN = 20  # paths, where not all are asked for
 
 
 def difference_lines(found: Difference, *, all_files: bool) -> Iterator[str]:
@@ -59,8 +58,8 @@ def sections(found: Difference, *, all_files: bool) -> Iterator[tuple[str, list[
             yield "files in the images", [to_know(side) for side in (found.before, found.after) if side.layers is None]
     elif not found.contents.identical:
         lines = sorted(path_lines(found))
-        more = [] if all_files or len(lines) <= SHOWN else [f"... {len(lines) - SHOWN:,} more: --files"]
-        yield f"files in the images: {len(lines):,} differ", [*(lines[:SHOWN] if more else lines), *more]
+        title = f"files in the images: {len(lines):,} differ"
+        yield (title, lines) if all_files else (f"{title} (--files lists them)", [])
 
 
 def to_know(side: Side) -> str:

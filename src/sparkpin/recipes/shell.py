@@ -157,10 +157,14 @@ class Shell:
         words, given = unwrapped(command.words or ("export",))
         rest = re.sub(r"(?m)^[ \t]*#.*$", "", self.text[self.at :])  # a comment ends with its line, backslash or not
         after = [line.strip() for line in rest.replace("\\\n", " ").splitlines()]
-        for line in after:
+        for line in (command.plumbing, *after):
             if line.startswith("-"):
                 expected = "no flag after the end of the command: a comment or a blank after a backslash ends it"
                 raise ManifestError(self.file, "command", shown(line), expected)
+            if "vllm" in line and START.search(line):
+                raise ManifestError(self.file, "command", short(shown(line)), "one server: a recipe is for one")
+        for name in sorted(self.exported & self.unread):
+            self.value(name)  # its value is not known: an error
         env = {name: value for name, value in self.values.items() if name in self.exported}
         piped = [f"pipe or redirection: {short(shown(command.plumbing))}"] if command.plumbing else []
         left = [*before, *piped, *(text for line in after for text in listed("after", line))]

@@ -37,7 +37,7 @@ def not_passed(paths: Paths, release: Release) -> InputError:
     why = f" (smoke test {release.smoke_text})" if release.smoke else ""
     there = f", where it can run: {release.smoke_why}" if release.smoke_inspected else ""
     return InputError(
-        f"{release.tag} is {release.state}{why}; only a release that passed its smoke test is promoted",
+        f"{release.tag} is {release.state}{why}; only a release that passed its smoke test is promoted or served",
         next_step=with_others(paths, release) or f"invoke smoke {release.tag}{there}",
     )
 

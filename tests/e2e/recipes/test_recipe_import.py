@@ -30,7 +30,7 @@ def test_the_hub_pins_the_model_and_the_recipe_can_be_exported(tmp_path: Path) -
         done = copy.invoke("recipe", "import", file, HF_ENDPOINT=url, SPARKPIN_CACHE=cache)
     assert done.returncode == 0, done.stderr
     assert f"model acme/sample-int4 at {commit}" in done.stdout
-    assert "next: invoke build --recipe some-recipe" in done.stdout
+    assert "invoke build --recipe some-recipe" in done.stdout
     assert manifests.load_recipe(copy.folder, "some-recipe").model_revision == commit
     lock = json.loads((copy.folder / "pins/models/sample-int4.lock").read_text())
     assert lock["repositories"]["base"]["revision"] == commit

@@ -136,7 +136,10 @@ def answers(copy: Checkout) -> bool:
     return bool(reply.json()["choices"][0]["message"]["content"].strip() == CHAT.content)
 
 
-def test_what_is_missing_stops_it_before_anything_starts(copy: Checkout, host: OtherHost, first: Release) -> None:
+def test_what_is_missing_stops_it_before_anything_starts(
+    copy: Checkout, host: OtherHost, records: Releases, first: Release
+) -> None:
+    pass_by_hand(records, first)
     pair = ("serve", first.tag, "--nodes", f"here,{host.url}", "--link", host.own)
     away = "ssh://root@127.0.0.1:9"
     refused(copy, NetworkError, f"{away.removeprefix('ssh://')}", "serve", first.tag, "--nodes", f"here,{away}")
@@ -272,6 +275,7 @@ def refused_while_it_answers(copy: Checkout, host: OtherHost, records: Releases,
     seqs, more = "--max-num-seqs {max_num_seqs}", "--max-num-batched-tokens 50000000"  # 264 GiB, by the plan
     copy.replace(f"recipes/{RECIPE}.yaml", seqs, f"{seqs} {more}")
     large = made_release(copy, records)
+    pass_by_hand(records, large)
     copy.replace(f"recipes/{RECIPE}.yaml", f"{seqs} {more}", seqs)
     copy.done("export", large.tag, host.url, "--with-checkpoint")
     assert f"{large.tag} needs 264." in refused(copy, HostError, "once it is stopped", "serve", large.tag)

@@ -63,10 +63,23 @@ def test_a_slip_is_one_error_with_what_was_meant(line: str, meant: str, capsys: 
 def test_invoke_reads_a_line_as_sparkpin_does(capsys: Capture) -> None:
     """It loads tasks.py, which hands it our reading."""
     for line in ("serve v2 imagse", "--list"):
-        done = subprocess.run([*INVOKE, *line.split()], cwd=PROJECT, capture_output=True, text=True)
+        path = os.environ | {"PATH": f"{Path(INVOKE[0]).parent}:{os.environ['PATH']}"}
+        done = subprocess.run([*INVOKE, *line.split()], cwd=PROJECT, capture_output=True, text=True, env=path)
         code, *texts = typed(line, capsys)
         out, err = (text.replace("sparkpin ", "invoke ") for text in texts)
         assert (done.returncode, done.stdout, done.stderr) == (code, out, err)
+
+
+def test_hints_work_as_they_are_typed_where_the_shell_finds_no_such_program() -> None:
+    env = {name: value for name, value in os.environ.items() if name != "PATH"} | {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run([*INVOKE, "serve", "--nonsense"], cwd=PROJECT, capture_output=True, text=True, env=env)
+    assert f"{INVOKE[0]} serve --help" in done.stderr
+
+
+def test_the_list_of_recipes_fits_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = typed("recipe list", capsys)
+    assert code == 0 and max(map(len, out.splitlines())) <= 80
 
 
 def test_invoke_is_of_the_folder_that_it_stands_in_whatever_project_sparkpin_is_told(project: Path) -> None:
@@ -150,11 +163,12 @@ def test_bash_completes_the_word_under_the_cursor(home: Path, tmp_path: Path, ca
 tried() {{ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _sparkpin {program} "${{@: -1}}"; echo "${{COMPREPLY[*]}}"; }}
 tried sparkpin promote v2-
 tried sparkpin build --stage = v2-t
-complete -p sparkpin
+complete -p sparkpin invoke
 """
     done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert not (tmp_path / "ran").exists()
-    wanted = ["v2-0123456789ab", "v2-tq", "complete -o default -F _sparkpin sparkpin"]
+    wanted = ["v2-0123456789ab", "v2-tq"]
+    wanted += [f"complete -o default -F _sparkpin {name}" for name in ("sparkpin", "invoke")]
     assert done.stdout.splitlines() == wanted
     assert typed("--print-completion-script fish", capsys)[0] == 2
 

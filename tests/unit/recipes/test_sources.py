@@ -103,6 +103,7 @@ def test_a_token_that_is_left_out_is_no_fault_of_what_is_checked(paths: Paths, t
         ("A_TOKEN=secret\nvllm serve a/b --port 1\nB_TOKEN=a_secret curl $A_TOKEN", "", ["curl"]),
         ("vllm serve a/b --port 1 &\nwhile true; do\ncurl x; done", "", ["'&'", "'while true; do'", "curl x"]),
         ("vllm serve a/b --port 1 > x-$(date -u).log", "", ["date"]),
+        ("A=1 vllm serve a/b --port 1\ndocker run web", "A=1", ["docker run web"]),
         ("docker run -e A=1 -e B=2 v bash -c 'X=1; export C=3; B=4 && y; exec vllm serve a/b --port $X; z'",
          "A=1 B=4 C=3", ["before the server: 'y", "after the server: 'z"]),
     ],
@@ -154,6 +155,8 @@ def test_what_is_not_followed_is_listed(tmp_path: Path, text: str, left: list[st
      "M=a/b\nif x; then\n  M=c/d\nfi\nvllm serve $M", "if x; then\nvllm serve a/b\nelse\nvllm serve c/d\nfi",
      "bash <<EOF\nvllm serve a/b\nEOF\nvllm serve c/d", "(\nM=c/d\nvllm serve a/b)\nvllm serve a/b", "vllm --version",
      "if x; then\n  P+=1\nfi\nP+=2\nvllm serve a/b --port $P", "M=$(cat x)\nvllm serve a/b", "vllm serve $(cat x)",
+     "export A=1\nif x; then\n  A=2\nfi\nvllm serve a/b", "vllm serve a/b &\nvllm serve c/d",
+     "vllm serve a/b & vllm serve c/d", "docker run v a/b\nif x; then\n  docker run vllm c/d\nfi",
      "unset A\nvllm serve a/b", "vllm serve a/b \\\n # x \\\n --port 1", "vllm serve a/b --port $NOBODY_SETS_THIS"],
 )  # fmt: skip
 def test_a_server_that_only_a_shell_could_tell_is_refused(tmp_path: Path, text: str) -> None:

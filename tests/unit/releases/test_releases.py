@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from held_lock import held_lock
 from made_releases import release, states
 
+from sparkpin.cli import notes
 from sparkpin.core.errors import BusyError, InputError, IntegrityError, ManifestError
 from sparkpin.core.files import lock
 from sparkpin.core.paths import Paths
-from sparkpin.releases.record import Releases, release_key
+from sparkpin.host.engine import Engine
+from sparkpin.releases.record import Release, Releases, State, release_key
 
 
 @pytest.fixture
@@ -23,6 +25,20 @@ def records(tmp_path: Path) -> Releases:
     records = Releases(Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home"))
     records.save(release(1))
     return records
+
+
+@pytest.mark.parametrize("state", ["built", "failed", "inspected", "passed", "current", "retired"])
+def test_what_never_passed_is_not_served(records: Releases, state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notes, "obstacle", lambda *_, **__: "")
+    monkeypatch.setattr(notes, "require_consistent", lambda *_: None)
+    one: Release = release(1, state)
+    if one.is_good:
+        notes.require_runnable(records.paths, cast(Engine, None), one, to_serve=True)
+    else:
+        with pytest.raises(InputError) as caught:
+            notes.require_runnable(records.paths, cast(Engine, None), one, to_serve=True)
+        assert f"invoke smoke {one.tag}" in caught.value.next_step
+    notes.require_runnable(records.paths, cast(Engine, None), one)  # `bench` takes any
 
 
 def test_a_record_comes_back_as_it_was(records: Releases) -> None:
