@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -171,6 +172,20 @@ complete -p sparkpin invoke
     wanted += [f"complete -o default -F _sparkpin {name}" for name in ("sparkpin", "invoke")]
     assert done.stdout.splitlines() == wanted
     assert typed("--print-completion-script fish", capsys)[0] == 2
+
+
+def test_zsh_completes_the_word_under_the_cursor(home: Path, tmp_path: Path, capsys: Capture) -> None:
+    if not (zsh := shutil.which("zsh")):
+        pytest.skip("no zsh (apt-get install zsh, as root; tests/packages.txt)")
+    program = tmp_path / "sparkpin"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(PROGRAM)} "$@"\n')
+    program.chmod(0o755)
+    script = f"""compdef() {{ print $@ }}; compadd() {{ print ${{(P)2}} }}
+{typed("--print-completion-script zsh", capsys)[1]}
+words=({program} promote v2-); CURRENT=3; _sparkpin
+"""
+    done = subprocess.run([zsh, "-fec", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["_sparkpin sparkpin invoke", "current v2 v2-0123456789ab"]
 
 
 def test_a_broken_package_is_told_with_what_mends_it(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

@@ -16,7 +16,7 @@ from sparkpin.build.record import layer_file, records_of, write_record
 from sparkpin.core.errors import ManifestError
 from sparkpin.fetch.store import Store
 from sparkpin.history import sides
-from sparkpin.history.diff import Difference, PartChange, ValueChange, text_diff
+from sparkpin.history.diff import Difference, PartChange, ValueChange, flag_words, text_diff
 from sparkpin.history.diff_text import difference_json, difference_lines
 
 HELLO = "mods/hello/sparkpin_hello/__init__.py"
@@ -71,6 +71,11 @@ def test_a_difference_that_only_layers_have(site: Site) -> None:
     assert sections(found, all_files=True)["files in the images"] == [
         f"~ {SITE}/beta/__init__.py: content {sha('b')[:12]} -> {sha('other')[:12]}"
     ]
+
+
+def test_a_flag_in_its_short_form_is_one_flag() -> None:
+    before, after = ({*flag_words(("vllm", "serve", "m", "--port", "1", "-tp", count)).items()} for count in "24")
+    assert {name for name, _ in before ^ after} == {"--tensor-parallel-size"}
 
 
 def test_without_a_listing_the_rest_is_there(site: Site) -> None:

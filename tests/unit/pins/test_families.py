@@ -27,7 +27,8 @@ FAMILIES = manifests.load_families(PROJECT)
         ("google/diffusiongemma-26B-A4B-it", "gemma-4"),
         ("google/gemma-3-27b-it", "gemma-3"),
         ("google/gemma-3-1b-it", "gemma-3-text"),
-        ("Qwen/Qwen3-8B", None),
+        ("Qwen/Qwen3-8B", "qwen3"),
+        ("Qwen/Qwen3-4B-Instruct-2507", None),
     ],
 )
 def test_the_family_of_a_model(model: str, name: str | None) -> None:
