@@ -33,10 +33,7 @@ def diff(
     invoke diff v2 v2-tq
     """
     found = difference(paths, before, after)
-    if json:
-        show_json(difference_json(found))
-    else:
-        show("\n".join(difference_lines(found, all_files=files)))
+    show_json(difference_json(found)) if json else show("\n".join(difference_lines(found, all_files=files)))
     return int(exit_code and not found.identical)
 
 
@@ -46,10 +43,7 @@ def why(
 ) -> None:
     """Print which lock entry, stage and layer a file comes from."""
     origin = find_origin(paths, tag, path)
-    if json:
-        show_json(asdict(origin))
-    else:
-        show("\n".join(origin_lines(origin)))
+    show_json(asdict(origin)) if json else show("\n".join(origin_lines(origin)))
 
 
 @task("prove and carry")

@@ -19,10 +19,8 @@ from sparkpin.releases.runs_here import obstacle, with_others
 
 def notes_of(paths: Paths, pairing: Pairing) -> list[str]:
     """What is said before images and checkpoints are made: what vLLM will refuse, for one, of what is not built yet."""
-    recipe, notes = (
-        pairing.recipe,
-        [f"note: {line}" for line in overruled(pairing.recipe, pairing.stack, pairing.chain)],
-    )
+    recipe = pairing.recipe
+    notes = [f"note: {line}" for line in overruled(recipe, pairing.stack, pairing.chain)]
     if not Releases(paths).find(pairing.tag):
         from sparkpin.recipes import check  # slow to import, and a build may find all there
 

@@ -75,10 +75,7 @@ def copy(
 @contextlib.contextmanager
 def saved_layers(paths: Paths, engine: Engine, release: Release) -> Iterator[dict[str, Slice]]:
     """Diff ID -> tar, as the engine gives them out, in a temporary file; what is in them is not verified."""
-    ref = current.present_ref(engine, release)
-    if ref is None:
-        cause = f"the image of {release.tag} ({release.image}) is not in the engine"
-        raise EngineError(cause, next_step=current.how_to_rebuild(release))
+    ref = current.require_ref(engine, release)
     require_space(paths.work, release.size + release.size // 16, "an image's layers", "SPARKPIN_CACHE")
     say(f"reading {len(release.diff_ids)} layers from the engine, {size(release.size)}")
     with saving_folder(paths) as work:

@@ -147,7 +147,4 @@ def package_rows(package: TracedPackage) -> Iterator[tuple[str, str]]:
     yield "package", f"{'Debian package' if package.kind == 'deb' else package.kind} {package.name} {package.version}"
     yield "", package.file
     yield "", f"sha256 {package.sha256}"
-    yield (
-        "locked",
-        f"in {package.lock}" if package.lock else "by nobody: its wheel is made here, of the project's files",
-    )
+    yield "locked", f"in {package.lock}" if package.lock else "by nobody: its wheel is made here, of the project"

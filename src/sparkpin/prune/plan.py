@@ -16,15 +16,8 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import say
 from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.prune import unneeded_files as sweep
 from sparkpin.prune.images import EngineState, read_engine, unneeded_tags
-from sparkpin.prune.unneeded_files import (
-    BuildRecords,
-    marks_of_begun_builds,
-    marks_of_engine,
-    marks_of_locks,
-    marks_of_releases,
-    unneeded_files,
-)
 from sparkpin.releases.protection import Protection, protections_of
 from sparkpin.releases.quality_gate import is_refused
 from sparkpin.releases.record import Release, Releases
@@ -81,13 +74,13 @@ def make_plan(paths: Paths, state: EngineState, options: PruneOptions) -> Pruned
     removed = [verdict.release for verdict in found if not verdict.reasons]
     tags = unneeded_tags(state, staying, removed, keys_here(paths), options.now)
     images = state.without(tags)
-    builds = BuildRecords.read(paths)
-    going = marks_of_releases(removed, builds, required=False)
-    marks = marks_of_releases(staying, builds) | marks_of_engine(images, builds)
-    marks |= marks_of_begun_builds(paths, builds, going, options.now)
+    builds = sweep.BuildRecords.read(paths)
+    going = sweep.marks_of_releases(removed, builds, required=False)
+    marks = sweep.marks_of_releases(staying, builds) | sweep.marks_of_engine(images, builds)
+    marks |= sweep.marks_of_begun_builds(paths, builds, going, options.now)
     if options.store:
-        marks |= marks_of_locks(paths, staying)
-    kinds = unneeded_files(paths, marks, going, options.now, store=options.store)
+        marks |= sweep.marks_of_locks(paths, staying)
+    kinds = sweep.unneeded_files(paths, marks, going, options.now, store=options.store)
     known = Releases(paths)
     places = (place for one in removed for place in (known.evidence(one), known.record_path(one)))
     kinds["release records"] = tuple(place for place in places if place.exists())

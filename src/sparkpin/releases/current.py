@@ -70,13 +70,9 @@ def make_current(
 
 
 def require_parts(paths: Paths, engine: Engine, release: Release) -> str:
-    """A name of the release's image (`present_ref`). GoneError where the engine lacks it, CheckpointError where the
+    """A name of the release's image. GoneError where the engine lacks it, CheckpointError where the
     data directory lacks the checkpoint."""
-    ref, folder = present_ref(engine, release), Releases(paths).checkpoint(release)
-    if ref is None:
-        raise GoneError(
-            f"the image of {release.tag} ({release.image}) is not in the engine", next_step=how_to_rebuild(release)
-        )
+    ref, folder = require_ref(engine, release), Releases(paths).checkpoint(release)
     if not folder.is_dir():
         raise CheckpointError(
             f"the checkpoint of {release.tag} is gone: no folder {folder}", next_step=how_to_rebuild(release)
@@ -84,8 +80,8 @@ def require_parts(paths: Paths, engine: Engine, release: Release) -> str:
     return ref
 
 
-def present_ref(engine: Engine, release: Release) -> str | None:
-    """A name under which the engine holds exactly the image that was recorded.
+def require_ref(engine: Engine, release: Release) -> str:
+    """A name under which the engine holds exactly the image that was recorded, or GoneError.
 
     The release's own tag may be gone or moved by hand; the digest itself is a name on most engines.
     """
@@ -93,7 +89,8 @@ def present_ref(engine: Engine, release: Release) -> str | None:
         info = engine.image(ref)
         if info is not None and info.config_digest == release.image:
             return ref
-    return None
+    cause = f"the image of {release.tag} ({release.image}) is not in the engine"
+    raise GoneError(cause, next_step=how_to_rebuild(release))
 
 
 def require_current(records: Releases, recipe: str) -> Release:

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sparkpin.core.errors import (
-    CheckpointError,
-    InputError,
-    IntegrityError,
-    ManifestError,
-    QualityError,
-    SparkpinError,
-)
+from sparkpin.core.errors import CheckpointError, InputError, IntegrityError, ManifestError, QualityError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.host.engine import Engine

@@ -22,27 +22,17 @@ from sparkpin.releases.protection import protections_of
 from sparkpin.releases.quality_gate import is_refused
 from sparkpin.releases.record import Release, Releases, now
 from sparkpin.releases.rollback import landing
-from sparkpin.report.facts import (
-    Item,
-    Kind,
-    RecipePart,
-    Report,
-    ReportCommand,
-    ReportMemory,
-    ReportRow,
-    Speed,
-    SpeedBar,
-)
+from sparkpin.report import facts
 from sparkpin.report.measured import duration, quality_of, smoke_of, speed_of
 from sparkpin.serve.memory.plan import MemoryPlan
 from sparkpin.serve.memory.text import log_line
 from sparkpin.serve.memory_limit import plan_of
 from sparkpin.upgrade.bump_record import Bump, bumps_of
 
-QUALITY: dict[Kind, str] = {"good": "within limits", "bad": "too much lost", "unclear": "unclear"}
+QUALITY: dict[facts.Kind, str] = {"good": "within limits", "bad": "too much lost", "unclear": "unclear"}
 
 
-def gather(paths: Paths, recipe: str | None) -> Report:
+def gather(paths: Paths, recipe: str | None) -> facts.Report:
     """Of one recipe, or of every recipe that has a release. InputError for a recipe that nobody knows."""
     records = Releases(paths)
     parts, faults = [], []
@@ -57,12 +47,12 @@ def gather(paths: Paths, recipe: str | None) -> Report:
     own = ""
     with contextlib.suppress(PackageNotFoundError):  # run from a checkout that nobody installed
         own = version("sparkpin")
-    return Report(now(), own, tuple(parts), tuple(faults))
+    return facts.Report(now(), own, tuple(parts), tuple(faults))
 
 
 def recipe_part(
     paths: Paths, records: Releases, name: str, releases: Sequence[Release], broken: Sequence[ManifestError]
-) -> RecipePart:
+) -> facts.RecipePart:
     """releases: at least one, from the oldest to the newest."""
     current = next((release for release in releases if release.state == "current"), None)
     shown = current or releases[-1]
@@ -78,11 +68,9 @@ def recipe_part(
         faults.append(fault.message)
     items = {}
     for former, release in zip([None, *releases], releases, strict=False):
-        protection, verdicts = (
-            protections.get(release.tag),
-            [bump.text for bump in bumps if bump.release == release.tag],
-        )
-        items[release.tag] = Item(
+        protection = protections.get(release.tag)
+        verdicts = [bump.text for bump in bumps if bump.release == release.tag]
+        items[release.tag] = facts.Item(
             release=release,
             smoke=smoke_of(release),
             quality=quality_of(paths, release),
@@ -93,7 +81,7 @@ def recipe_part(
             command=f"invoke diff {former.tag} {release.tag}" if former else "",
         )
     memory, drawn = memory_of(paths, shown), speeds_to_draw(releases, speeds)
-    return RecipePart(
+    return facts.RecipePart(
         name=name,
         description=words,
         shown=items[shown.tag],
@@ -117,32 +105,33 @@ def confirmed_of(paths: Paths, release: Release) -> str:
     return found.line if found.builders else ""
 
 
-def tiles_of(item: Item, speed: Speed, memory: ReportMemory) -> Iterator[ReportRow]:
+def tiles_of(item: facts.Item, speed: facts.Speed, memory: facts.ReportMemory) -> Iterator[facts.ReportRow]:
     """What is known at a glance. What was not measured has no tile: its chart says how to measure it."""
     smoke, quality = item.smoke, item.quality
     verdict, _, rest = smoke.text.partition(" in ")
-    yield ReportRow(
+    yield facts.ReportRow(
         "Smoke test", verdict.partition(":")[0], smoke.kind, rest or verdict.partition(": ")[2] or smoke.hint
     )
     if speed.rate:
-        yield ReportRow("Output", f"{terminal.figure(speed.rate)} tok/s", note=f"one request at a time, {by(speed)}")
+        note = f"one request at a time, {by(speed)}"
+        yield facts.ReportRow("Output", f"{terminal.figure(speed.rate)} tok/s", note=note)
     if speed.first:
-        yield ReportRow("First token", duration(speed.first), note=f"the median, {by(speed)}")
+        yield facts.ReportRow("First token", duration(speed.first), note=f"the median, {by(speed)}")
     if quality.kind != "none":
-        yield ReportRow("Quality", QUALITY[quality.kind], quality.kind, quality.text)
+        yield facts.ReportRow("Quality", QUALITY[quality.kind], quality.kind, quality.text)
     if memory.total:
         note = f"needed of {gib(memory.total)}; {gib(memory.free)} are free"
-        yield ReportRow("Memory", gib(memory.needed), memory.kind, note)
+        yield facts.ReportRow("Memory", gib(memory.needed), memory.kind, note)
     if memory.users:
         count, _, length = memory.users.partition(", ")
-        yield ReportRow("Requests at once", count, note=length)
+        yield facts.ReportRow("Requests at once", count, note=length)
 
 
-def by(speed: Speed) -> str:
+def by(speed: facts.Speed) -> str:
     return "by the smoke test's own requests" if speed.of_smoke else "by invoke bench"
 
 
-def speeds_to_draw(releases: Sequence[Release], speeds: Mapping[str, Speed]) -> dict[str, Speed]:
+def speeds_to_draw(releases: Sequence[Release], speeds: Mapping[str, facts.Speed]) -> dict[str, facts.Speed]:
     """By tag, the newest of each stage that was measured on the machine of the newest: several machines do not compare,
     nor do smoke tests with benchmarks."""
     measured = [release for release in releases if speeds[release.tag].rate]
@@ -152,34 +141,34 @@ def speeds_to_draw(releases: Sequence[Release], speeds: Mapping[str, Speed]) -> 
     return {one.tag: speeds[one.tag] for one in newest.values()}
 
 
-def bars_of(releases: Sequence[Release], drawn: Mapping[str, Speed]) -> Iterator[SpeedBar]:
+def bars_of(releases: Sequence[Release], drawn: Mapping[str, facts.Speed]) -> Iterator[facts.SpeedBar]:
     for release in releases:
         if speed := drawn.get(release.tag):
-            kind: Kind = "bad" if release.smoke_failed else "unclear" if speed.of_smoke else "good"
-            yield SpeedBar(release.stage, speed.rate or 0.0, kind, speed.ceiling)
+            kind: facts.Kind = "bad" if release.smoke_failed else "unclear" if speed.of_smoke else "good"
+            yield facts.SpeedBar(release.stage, speed.rate or 0.0, kind, speed.ceiling)
 
 
-def ways_back(paths: Paths, recipe: str, current: Release | None, back: Release | None) -> list[ReportCommand]:
+def ways_back(paths: Paths, recipe: str, current: Release | None, back: Release | None) -> list[facts.ReportCommand]:
     """What to type to go back. None where there is nothing to go back to."""
     if current is None or back is None:
         return []
     forward = f"forward again, to what is current now; then invoke serve --recipe {recipe}"
     return [
-        ReportCommand(f"invoke rollback --recipe {recipe} --serve", f"{back.tag} comes back, and is served"),
-        ReportCommand(f"invoke promote {current.tag}", forward),
+        facts.ReportCommand(f"invoke rollback --recipe {recipe} --serve", f"{back.tag} comes back, and is served"),
+        facts.ReportCommand(f"invoke promote {current.tag}", forward),
     ]
 
 
-def memory_of(paths: Paths, release: Release) -> ReportMemory:
+def memory_of(paths: Paths, release: Release) -> facts.ReportMemory:
     """The plan, where the headers of its model are here: a report fetches nothing."""
     try:
         if absent := absent_files(paths, release):
             hint = f"invoke plan --recipe {release.recipe} fetches what it needs"
             text = f"no plan: {terminal.count(absent, 'file')} of its model not here"
-            return ReportMemory(text, "none", lines=(hint,))
+            return facts.ReportMemory(text, "none", lines=(hint,))
         return memory_row(plan_of(paths, release))
     except SparkpinError as error:
-        return ReportMemory("no plan", "none", lines=(reason(error),))
+        return facts.ReportMemory("no plan", "none", lines=(reason(error),))
 
 
 def absent_files(paths: Paths, release: Release) -> int:
@@ -197,11 +186,11 @@ def absent_files(paths: Paths, release: Release) -> int:
     return absent
 
 
-def memory_row(plan: MemoryPlan) -> ReportMemory:
+def memory_row(plan: MemoryPlan) -> facts.ReportMemory:
     machine = plan.machine
     fits = "fits" if plan.fits else "does not fit"
     users = [f"{count:,}, {length:,} tokens each" for length, count in plan.chosen.requests.items()]
-    return ReportMemory(
+    return facts.ReportMemory(
         f"{fits}: needs {gib(plan.needed)} of {gib(machine.free)} free on {machine.source}",
         "good" if plan.fits else "bad",
         tuple((line.what, line.bytes, line.how) for line in plan.lines),
