@@ -22,7 +22,7 @@ class Typed:
 
 def typed(text: str) -> str:
     """A hint as it is to be typed. Hints are written with `invoke`, as the README types it."""
-    return text if Typed.program == "invoke" else re.sub(r"\binvoke (?=[a-z])", f"{Typed.program} ", text)
+    return text if Typed.program == "invoke" else re.sub(r"(?<![\w/])invoke (?=[a-z])", f"{Typed.program} ", text)
 
 
 def say(line: str) -> None:

@@ -71,7 +71,9 @@ def test_invoke_reads_a_line_as_sparkpin_does(capsys: Capture) -> None:
         assert (done.returncode, done.stdout, done.stderr) == (code, out, err)
 
 
-def test_hints_work_as_they_are_typed_where_the_shell_finds_no_such_program() -> None:
+def test_hints_work_as_they_are_typed_where_the_shell_finds_no_such_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal.Typed, "program", ".venv/bin/invoke")
+    assert terminal.typed("sudo .venv/bin/invoke up, invoke up") == "sudo .venv/bin/invoke up, .venv/bin/invoke up"
     env = {name: value for name, value in os.environ.items() if name != "PATH"} | {"PATH": "/usr/bin:/bin"}
     done = subprocess.run([*INVOKE, "serve", "--nonsense"], cwd=PROJECT, capture_output=True, text=True, env=env)
     assert f"{INVOKE[0]} serve --help" in done.stderr
