@@ -108,7 +108,7 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in ("tasks.py", "stages", "dockerfiles", "mods", "pins/stacks", "pins/families.yaml"):
         (project / name).symlink_to(PROJECT / name)
     recipe = (PROJECT / "recipes/scripted-tiny.yaml").read_text().replace("scripted-tiny", "large")
-    recipe = recipe.replace("sparkpin/large-int4", "sparkpin/scripted-tiny-int4")
+    recipe = recipe.replace("sparkpin/large-int4-AutoRound", PIN.repositories["int4"].repo)
     (project / "recipes").mkdir()
     (project / "recipes/large.yaml").write_text(
         re.sub("model_revision: .*", "model_revision: unresolved", recipe).replace("stage: v2-tq", "stage: hybrid")
