@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))
 
@@ -320,20 +321,27 @@ def lock_pair(root: Path) -> dict[str, str]:
     """A project with the pair as folders of this machine, locked; gives the environment of its commands."""
     project = root / "project"
     (project / "pins/models").mkdir(parents=True)
-    (project / "tasks.py").symlink_to(PROJECT / "tasks.py")
+    for name in ("tasks.py", "stages", "mods", "dockerfiles", "pins/stacks"):
+        (project / name).symlink_to(PROJECT / name)
     pin = PIN.model_dump(mode="json", exclude={"name"})
     for name, repository in pin["repositories"].items():
         repository |= {"revision": UNRESOLVED, "folder": str(root / name)}
     (project / "pins/models/bench.yaml").write_text(json.dumps(pin))
     places = {"PROJECT": project, "CACHE": root / "cache", "HOME": root / "home"}
     environment = os.environ | {f"SPARKPIN_{name}": str(place) for name, place in places.items()}
-    run("lock", environment)
+    run("lock --model bench", environment)
+    recipe = {"name": "bench", "recipe_version": "1", "model": "bench/int4", "container": "sparkpin/bench"}
+    lock = yaml.safe_load((project / "pins/models/bench.lock").read_text())
+    recipe |= {"model_revision": lock["repositories"]["int4"]["revision"], "stack": "cpu"}
+    recipe |= {"stage": "mtp", "command": "vllm serve /model"}
+    (project / "recipes").mkdir()
+    (project / "recipes/bench.yaml").write_text(json.dumps(recipe))
     return environment
 
 
 def run(task: str, environment: Mapping[str, str]) -> tuple[float, int]:
     """Seconds and peak memory in bytes of a whole command, from the start of its process to its end."""
-    line = [Path(sys.executable).with_name("sparkpin"), *task.split(), "--model", "bench"]
+    line = [Path(sys.executable).with_name("sparkpin"), *task.split()]
     begun, peak = time.perf_counter(), 0
     with subprocess.Popen(line, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         while process.poll() is None:
@@ -369,12 +377,12 @@ def compare(root: Path, gigabytes: float, runs: int) -> dict[str, float]:
     size = sum(path.stat().st_size for path in (root / "int4").iterdir())
     shards = sum(path.stat().st_size for path in (root / "int4").glob("model-*.safetensors"))
     environment, rows, result = lock_pair(root), [], {"memory": 0.0, "size": float(size)}
-    run("build --checkpoint-only", environment)  # the base is linked to the cache
+    run("build --checkpoint-only --recipe bench", environment)  # the base is linked to the cache
     own = root / "int4" / EXTRA
     shutil.copy(own, root / EXTRA)
     (root / EXTRA).replace(own)  # another file than the cache's: "its writing" links it, and removes the link
     shutil.rmtree(root / "home")
-    run("build --checkpoint-only", environment)  # the base is hashed, and known from then on
+    run("build --checkpoint-only --recipe bench", environment)  # the base is hashed, and known from then on
     for state, prepare in (("warm", warm), ("cold", forget)):
         speeds: dict[str, list[float]] = {"invoke build --checkpoint-only": [], "its writing": [], "cp -r, sync": []}
         used: dict[str, list[float]] = {what: [] for what in speeds}
@@ -391,7 +399,7 @@ def compare(root: Path, gigabytes: float, runs: int) -> dict[str, float]:
                 elif what == "its writing":
                     speeds[what].append(shards / child("build", root)["seconds"])
                 else:
-                    seconds, memory = run("build --checkpoint-only", environment)
+                    seconds, memory = run("build --checkpoint-only --recipe bench", environment)
                     speeds[what].append(shards / seconds)
                     result["memory"] = max(result["memory"], memory)
                 used[what].append(processor() - before)

@@ -1,17 +1,18 @@
-"""A newer Docker engine than this machine's: the one of the next Debian, in a root file system of its own.
+"""Newer Docker engines than this machine's: those of later Debians, each in a root file system of its own.
 
-The root file system is made once for a user (two minutes, 500 MB in SPARKPIN_CACHE) and never written to afterwards.
+A root file system is made once for a user (two minutes, 500 MB in SPARKPIN_CACHE) and never written to afterwards.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,13 +30,16 @@ from sparkpin.host.machine import this_platform
 from sparkpin.pins.manifests import load_stack, stack_inputs
 from sparkpin.pins.schema import Debian, Stack, StackLock
 
-SUITE = "trixie"
-NEWER: dict[str, dict[str, object]] = {  # name -> its settings
-    "newer-overlay2": {},
-    "newer-containerd": {"features": {"containerd-snapshotter": True}},
+DEBIAN_13 = "trixie"
+CONTAINERD: dict[str, object] = {"features": {"containerd-snapshotter": True}}
+NEWER: dict[str, tuple[str, dict[str, object]]] = {  # name -> suite, settings
+    "docker-26-overlay2": (DEBIAN_13, {}),
+    "docker-26-containerd": (DEBIAN_13, CONTAINERD),
+    "docker-28-overlay2": ("forky", {}),
+    "docker-28-containerd": ("forky", CONTAINERD),
 }
 PACKAGES = ["docker.io", "docker-cli", "docker-buildx", "iptables", "ca-certificates", "python3"]
-NEEDED = f"to run it: root, apt, debian-archive-keyring, a mirror that has {SUITE}, an engine"
+NEEDED = "to run it: root, apt, debian-archive-keyring, a mirror that has the suite, an engine"
 # In mount namespaces of their own: nothing of this is mounted in the machine's.
 ENTER = """\
 set -eu
@@ -52,16 +56,20 @@ exec "$@"
 
 
 @pytest.fixture(scope="session")
-def newer_root() -> Path:
-    """The root file system with the newer engine, its CLI and Python, made as those of the images are."""
+def newer_root() -> Callable[[str], Path]:
+    """By suite: the root file system with its engine, CLI and Python, made as those of the images are."""
     if os.geteuid() != 0:
         pytest.skip(NEEDED)
+    return functools.cache(root_of)
+
+
+def root_of(suite: str) -> Path:
     paths = Paths.from_env()
-    system = Debian(suite=SUITE, packages=PACKAGES)
+    system = Debian(suite=suite, packages=PACKAGES)
     stack = load_stack(PROJECT, "cpu").model_copy(update={"platform": this_platform(), "debian": system})
     key = hashlib.sha256(f"{stack.platform} {system}".encode()).hexdigest()
     folder = paths.cache / "test-engines"
-    root = folder / f"{SUITE}-{key[:12]}"
+    root = folder / f"{suite}-{key[:12]}"
     with files.lock(paths.locks / "test-engines.lock"):
         if not root.is_dir():
             files.sweep(folder)
@@ -88,7 +96,10 @@ def make_newer(paths: Paths, stack: Stack) -> Path:
 
 
 @contextlib.contextmanager
-def newer_engine(root: Path, settings: dict[str, object]) -> Iterator[Engine]:
+def newer_engine(name: str, newer_root: Callable[[str], Path]) -> Iterator[Engine]:
+    """name: of NEWER."""
+    suite, settings = NEWER[name]
+    root = newer_root(suite)
     enter = ("unshare", "--net", "--mount", "sh", "-c", ENTER, "enter", str(root))
     with private_engine(enter=enter, settings=settings) as engine:
         yield engine

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import uv
 from in_container import output_of
-from newer_engine import NEWER, newer_cli, newer_engine
+from newer_engine import DEBIAN_13, NEWER, newer_cli, newer_engine
 from newer_engine import newer_root as newer_root
 from places import PROJECT
 
@@ -91,7 +92,7 @@ def test_offline_and_in_another_environment(paths: Paths, published: str, tmp_pa
         assert subprocess.check_output(argv, text=True).strip() == "(3, 11) /home/sparkpin"
 
 
-def test_debian_13_as_host(paths: Paths, published: str, newer_root: Path, tmp_path: Path) -> None:
+def test_debian_13_as_host(paths: Paths, published: str, newer_root: Callable[[str], Path], tmp_path: Path) -> None:
     """A container of it with the engine's socket: its own Python and Docker CLI, no mmdebstrap, no apt that is used."""
     engine, ref = Engine.connect(), "sparkpin/test-debian-13-host:latest"
     packages = tmp_path / "packages"
@@ -101,7 +102,7 @@ def test_debian_13_as_host(paths: Paths, published: str, newer_root: Path, tmp_p
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"no packages for its Python: {done.stderr[-300:]}")
-    with subprocess.Popen(["tar", "-C", newer_root, "-c", "."], stdout=subprocess.PIPE) as tar:
+    with subprocess.Popen(["tar", "-C", newer_root(DEBIAN_13), "-c", "."], stdout=subprocess.PIPE) as tar:
         subprocess.run(["docker", "import", "-", ref], stdin=tar.stdout, check=True, capture_output=True)
     store = str(paths.store.resolve())
     mounts = {store: "/store", str(PROJECT): "/project", str(packages): "/packages"}
@@ -124,14 +125,19 @@ def test_debian_13_as_host(paths: Paths, published: str, newer_root: Path, tmp_p
 
 @pytest.mark.parametrize("name", NEWER)
 def test_a_newer_engine(
-    name: str, paths: Paths, published: str, newer_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    paths: Paths,
+    published: str,
+    newer_root: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("PATH", str(newer_cli(newer_root, tmp_path / "bin")), prepend=os.pathsep)
+    monkeypatch.setenv("PATH", str(newer_cli(newer_root(NEWER[name][0]), tmp_path / "bin")), prepend=os.pathsep)
     buildkit.builder.cache_clear()
     stack = load_stack(PROJECT, "cpu")
     spec = rootfs.rootfs_spec(stack, load_stack_lock(PROJECT, stack))
     try:
-        with newer_engine(newer_root, NEWER[name]) as engine:
+        with newer_engine(name, newer_root) as engine:
             assert sha256_file(rootfs.build_rootfs(paths, engine, spec))[0] == published
     finally:
         buildkit.builder.cache_clear()

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from fake_image import image_tar
-from newer_engine import NEWER, newer_engine
+from newer_engine import newer_engine
 from newer_engine import newer_root as newer_root
 from watched import free_port
 
@@ -78,7 +78,7 @@ def reached(container: Container, targets: list[tuple[str, int]]) -> Any:
     return json.loads(done.output)
 
 
-@pytest.fixture(params=["own", pytest.param("newer-overlay2", marks=pytest.mark.slow)])
+@pytest.fixture(params=["own", pytest.param("docker-26-overlay2", marks=pytest.mark.slow)])
 def site(request: pytest.FixtureRequest, tmp_path: Path, project: Path) -> Iterator[tuple[Engine, int | None]]:
     """An engine with the fake release's image, and a process in its network namespace."""
     if request.param == "own":
@@ -86,7 +86,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path, project: Path) -> Itera
         return
     from fake_release import REF
 
-    with newer_engine(request.getfixturevalue("newer_root"), NEWER[request.param]) as engine:
+    with newer_engine(request.param, request.getfixturevalue("newer_root")) as engine:
         tar = tmp_path / "rootfs.tar"
         tar.write_bytes(image_tar())
         architecture = "amd64" if os.uname().machine == "x86_64" else "arm64"
