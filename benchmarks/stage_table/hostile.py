@@ -3,11 +3,12 @@
 usage: python hostile.py RESULTS [--cpu MODEL] [--seconds N] [--only PATTERN] [JOB...]
        python hostile.py FILE.json --join RESULTS/results.jsonl...    # one table of several calls, the last word counts
 
-Runs in the folder that prepare.py made, as root, with `site`, `src` and `tests/support` on PYTHONPATH (README.md).
-Each job is a process with a server and cores of its own. `front` jobs ask through our front: all requests by its own
-table, those at other paths once more with these opened, then front_trials. `bare` jobs send the server itself what the
-front refuses, and start it again when that has ended it. Beside each request, and after it, a control is asked.
-RESULTS/results.jsonl has a line for each. --cpu: in an image of the stack cpu, with its checkpoint.
+Runs in the folder that prepare.py made, as root, with `site`, `src`, `tests/support`, `mods/modkit` and `mods/guard` on
+PYTHONPATH (README.md).
+Each job is a process with a server and cores of its own. `front` jobs ask a server with mods/guard through our front:
+all requests by its own table, those at other paths once more with these opened, then front_trials. `bare` jobs send a
+server without it what it refuses, and start it again when that has ended it. Beside each request, and after it, a
+control is asked. RESULTS/results.jsonl has a line for each. --cpu: in an image of the stack cpu, with its checkpoint.
 """
 
 from __future__ import annotations
@@ -111,8 +112,8 @@ class Victim:
         command += ["serve", self.cpu or str(HERE / "model"), "--served-model-name", MODEL, "--uds", str(self.socket)]
         command += ["--max-model-len", "2048", "--max-num-seqs", "4", "--reasoning-parser", "qwen3"]
         command += ["--enable-auto-tool-choice", "--tool-call-parser", "qwen3_coder", *arguments]
-        if not self.job.front:
-            command += ["--enable-scale-out"]  # more paths to try
+        guarded, more_paths = ["--middleware", "sparkpin_guard.Guard"], ["--enable-scale-out"]
+        command += guarded if self.job.front else more_paths
         if self.cpu:
             command += ["--enforce-eager", "--no-enable-prefix-caching", "--distributed-executor-backend", "uni"]
         else:

@@ -25,11 +25,11 @@ from sparkpin.smoke.scripts import CHAT
 
 TRIAL = f"golden-{uuid.uuid4().hex[:8]}"  # other checkouts may test beside this one, and the engine has the tags of all
 MODS = {
-    "base": {"vllm-cpu"},
-    "hybrid": {"vllm-cpu", "hybrid-int4-fp8"},
-    "mtp": {"vllm-cpu", "hybrid-int4-fp8"},
-    "v2": {"vllm-cpu", "hybrid-int4-fp8", "int8-lm-head"},
-    "v2-tq": {"vllm-cpu", "hybrid-int4-fp8", "int8-lm-head", "turboquant"},
+    "base": {"guard", "vllm-cpu"},
+    "hybrid": {"guard", "vllm-cpu", "hybrid-int4-fp8"},
+    "mtp": {"guard", "vllm-cpu", "hybrid-int4-fp8"},
+    "v2": {"guard", "vllm-cpu", "hybrid-int4-fp8", "int8-lm-head"},
+    "v2-tq": {"guard", "vllm-cpu", "hybrid-int4-fp8", "int8-lm-head", "turboquant"},
 }
 ASK = """
 import os, openai

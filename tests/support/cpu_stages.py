@@ -74,10 +74,10 @@ class Service(Checkout):
     def key(self) -> Path:
         return keys.path_of(self.paths, self.last.recipe)
 
-    def at(self, host: str = LOCAL, limit: str = NONE) -> Served:
+    def at(self, host: str = LOCAL, limit: str = NONE, allow: str = NONE) -> Served:
         """The server, at this address: its proxy is replaced where it has another. Each host has a port of its own, for
         the former proxy has its port until the new one answers."""
-        options = AddressOptions(self.port if host == LOCAL else free_port(), host=host, limit=limit)
+        options = AddressOptions(self.port if host == LOCAL else free_port(), host=host, limit=limit, allow=allow)
         checkpoint = checkpoint_of(self.paths, self.last)
         return service.start(self.paths, Engine.connect(), self.last, checkpoint, options=options)
 

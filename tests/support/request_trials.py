@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from sparkpin_guard.rows import fault, rows
 
-from sparkpin.serve.requests_refused import refusal
 from sparkpin.smoke.scripts import WEATHER_TOOL
 
 CHAT, COMPLETE, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
 HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = [{"role": "user", "content": "What is the weather?"}]
 MODEL = "scripted-tiny"
+TABLE = rows(4)  # its recipe's --max-num-seqs
 RECURSIVE = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
@@ -39,6 +40,11 @@ class Trial:
     def patience(self) -> float:
         """Seconds after which the client goes away."""
         return 30 if self.kills else 3
+
+    @property
+    def must_be_refused(self) -> bool:
+        """By mods/guard; the others that kill, mods/vllm-cpu mends."""
+        return bool(self.kills) and "the mod" not in self.kills
 
     @property
     def content(self) -> bytes:
@@ -353,12 +359,8 @@ TRIALS = (
 
 
 def refused_before(trial: Trial) -> str | None:
-    """As the front does it; what it could not parse is vLLM's to answer."""
-    try:
-        body = json.loads(trial.content)
-    except (ValueError, RecursionError):
-        return None
-    return refusal(trial.path, body) if isinstance(body, dict) else None
+    """Why mods/guard does not let vLLM see it."""
+    return fault(TABLE, trial.path, trial.content)
 
 
 def attack(opened: Callable[[], httpx.Client], trial: Trial, control: Callable[[], float]) -> tuple[str, str, float]:

@@ -26,6 +26,7 @@ from sparkpin_modkit.source import Source  # noqa: E402
 
 MODULES = {
     "modkit": "sparkpin_modkit.touches",
+    "guard": "sparkpin_guard.touches",
     "hybrid-int4-fp8": "sparkpin_hybrid.touches",
     "int8-lm-head": "sparkpin_int8_lm_head.touches",
     "draft-vocabulary": "sparkpin_draft_vocabulary.touches",

@@ -38,7 +38,7 @@ def test(
     """Run the tests; the slow ones only with --all."""
     if fast and all:
         raise InputError("--fast and --all exclude each other", next_step="invoke test --all runs every test")
-    parts = [["tests/unit"], *([] if fast else [[*REAL, *([] if all else ["-m", "not slow"])]])]
+    parts = [["tests/unit", "mods/guard/tests"], *([] if fast else [[*REAL, *([] if all else ["-m", "not slow"])]])]
     return max(run_all([[*PYTEST, *part] for part in parts]))
 
 

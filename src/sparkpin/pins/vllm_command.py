@@ -18,6 +18,7 @@ from sparkpin.pins import drafters, nodes
 from sparkpin.pins.schema import Family, FlagValue, Recipe, Scalar, Serve, Stack, Stage, is_within
 from sparkpin.pins.values import require_values
 from sparkpin.pins.vllm_flags import (
+    ADDED,
     MODEL_PATH,
     SERVED_NAME,
     Flag,
@@ -134,7 +135,7 @@ def overruled(recipe: Recipe, stack: Stack, chain: Sequence[Stage]) -> list[str]
     found = []
     for flag in parse_flags(own_argv(recipe))[1]:
         kept = next((other for other in final if flag.sets(other.key)), None)
-        if kept is not None and where[kept.key] != own and not flag.same(kept):
+        if kept is not None and where[kept.key] != own and not flag.same(kept) and flag.key not in ADDED:
             found.append(f"{own}: {' '.join(flag.words)} has no effect: {where[kept.key]} sets {' '.join(kept.words)}")
     for name, value in environment(recipe.env).items():
         if env.get(name) != value:

@@ -28,6 +28,7 @@ ALIASES = {
     "-sc": SPECULATION,
     "-tp": "--tensor-parallel-size",
 }
+ADDED = ("--middleware",)  # each one that is given is one more; vLLM lets the last see a request first
 AUTO = -1
 DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -87,9 +88,12 @@ def parse_flags(argv: Sequence[str]) -> tuple[list[str], list[Flag]]:
 
 
 def set_flag(argv: Sequence[str], name: str, value: FlagValue) -> list[str]:
-    """`argv` with one flag set, in the place of the first flag that sets the same, else at the end."""
+    """`argv` with one flag set, in the place of the first flag that sets the same, else at the end. Those of ADDED
+    replace no other."""
     head, flags = parse_flags(argv)
     new = Flag(flag_words(name, value))
+    if new.key in ADDED:
+        return [*argv, *([] if any(flag.same(new) for flag in flags) else new.words)]
     at = next((index for index, flag in enumerate(flags) if flag.sets(new.key)), len(flags))
     kept = [*flags[:at], new, *(flag for flag in flags[at:] if not flag.sets(new.key))]
     return [*head, *(word for flag in kept for word in flag.words)]

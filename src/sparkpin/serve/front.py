@@ -20,8 +20,6 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +27,8 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from sparkpin.serve.requests_refused import fault
 from sparkpin.serve.rules import CERT, KEY, OPEN, PATHS, PORT, SETTINGS, SOCKET, TLS_KEY, UPSTREAM, Limits
 
-LARGE = 1 << 16  # bytes of a body; parsing 3 MB of small values takes a quarter of a second, and holds Python's lock
 BODIES = 8  # of the greatest size, held at a time; of one address half as many
 RETRY_SECONDS = "5"
 HANDSHAKE_SECONDS = 10
@@ -153,7 +149,7 @@ class Front:
             raise ValueError(f"{folder / KEY}: a blank key would open the server")
         self.under_way, self.begun, self.held = Counter[str](), Counter[str](), Counter[str]()
         self.second = self.told = self.untold = 0
-        self.reader, self.strangers = new_reader(), dict[Any, None]()
+        self.strangers = dict[Any, None]()
         self.server, self.sessions = "", dict[str, aiohttp.ClientSession]()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -218,26 +214,11 @@ class Front:
             raise Refused(415, "expected a body that is not compressed")
         try:
             async with asyncio.timeout(self.limits.idle):
-                body = b"".join([part async for part in self.parts_of(request, peer, taken)])
+                return b"".join([part async for part in self.parts_of(request, peer, taken)])
         except TimeoutError:
             raise Refused(408, f"the body did not come within {self.limits.idle} s") from None
         except web.RequestPayloadError as error:
             raise Refused(400, f"expected a body as its headers say ({str(error)[:100]})") from None
-        path = request.raw_path.partition("?")[0]
-        parts = path not in PATHS and request.content_type.startswith("multipart/")  # a recording, if that is allowed
-        if not parts and (why := await self.fault_of(path, body)):
-            raise Refused(400, why)
-        return body
-
-    async def fault_of(self, path: str, body: bytes) -> str | None:
-        """A large body is read by another process, so that it holds nobody up here."""
-        if len(body) <= LARGE:
-            return fault(self.limits, path, body)
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self.reader, fault, self.limits, path, body)
-        except BrokenExecutor:  # the kernel has ended it
-            self.reader = new_reader()
-            raise Refused(503, "no memory to read the body") from None
 
     async def parts_of(self, request: web.BaseRequest, peer: str, taken: Counter[str]) -> AsyncIterator[bytes]:
         """Of its body, as they come: what is only announced takes no room. taken: gets the bytes, for this address."""
@@ -294,11 +275,6 @@ class Front:
             if request.transport:
                 request.transport.abort()  # what has come is no whole answer, and must not look like one
         return reply
-
-
-def new_reader() -> ProcessPoolExecutor:
-    """One process, begun with the first body. Not forked: it would keep the connections of clients open."""
-    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
 
 def answer(refused: Refused) -> web.Response:

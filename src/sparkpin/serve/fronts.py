@@ -25,7 +25,7 @@ from sparkpin.serve.tls import Tls
 from sparkpin.serve.waiting import Detached
 
 OWN = ("__init__.py", "serve/__init__.py")  # that make packages of the folders
-PARTS = ("front", "rules", "requests_refused")  # of `sparkpin.serve`: all that the front imports of it
+PARTS = ("front", "rules")  # of `sparkpin.serve`: all that the front imports of it
 START = f"import sys; sys.path.insert(0, {FOLDER!r}); from sparkpin.serve import front; front.main(*sys.argv[1:])"
 SAME_LABEL = "sparkpin.front.mark"
 MEMORY = 1 << 30

@@ -49,10 +49,9 @@ RISKS = {
 class Limits:
     """What one client, and all of them together, may take of a server.
 
-    body: bytes of a request; items: values in its JSON; depth: how deep they are nested. requests, per_client: under
-    way at a time, in all and of one address; per_second: begun in a second by one address. connections,
-    client_connections: open at a time. idle: seconds without a request, within its headers or its body, or of an answer
-    that nobody takes.
+    body: bytes of a request; what may be in it mods/guard knows, within vLLM. requests, per_client: under way at a
+    time, in all and of one address; per_second: begun in a second by one address. connections, client_connections: open
+    at a time. idle: seconds without a request, within its headers or its body, or of an answer that nobody takes.
 
     restarts: how often a server that failed is started again; all of them are there again once it has run for `refill`
     seconds.
@@ -61,8 +60,6 @@ class Limits:
     """
 
     body: int = 32 << 20
-    items: int = 300_000
-    depth: int = 64
     requests: int = 256
     per_client: int = 128
     per_second: int = 100

@@ -12,6 +12,7 @@ from typing import Any
 from sparkpin.pins.mods import KERNELS
 
 MARKER = b"SPARKPIN_MOD "
+OF_THE_API = frozenset({"guard"})  # at work where requests are answered: of several nodes that is the first
 AGREED = "agreed"  # an event of modkit's: each rank of several has said the same of release, mods and switches
 OF_KERNELS = ("kernels", "compiled", "checked")  # events that `smoke.kernels` judges, but for the last
 

@@ -66,6 +66,6 @@ def test_what_is_not_listed_is_said_all_the_same(copy: Checkout) -> None:
     copy.replace(FILE, "position_floors: [0.8, 0.6]", "position_floors: [0.0, 0.0]")
     result, [report], verdicts = smoked(copy)
     assert report["tokens"] == 280 + len(WORDS.added) and report["rows"] != "Int8LMHeadMethod"
-    assert set(result["mods"]) == {"vllm-cpu", "hybrid-int4-fp8", "draft-vocabulary"}
+    assert set(result["mods"]) == {"guard", "vllm-cpu", "hybrid-int4-fp8", "draft-vocabulary"}
     assert verdicts["chat"] == "24 tokens, exact" and verdicts["determinism"] == "4 times the same 24 tokens"
     assert 0 < result["acceptance"] < 0.3 and result["drafted_tokens"] > 1000, verdicts["acceptance"]

@@ -180,15 +180,15 @@ def test_smoke_over_the_link(copy: Checkout, host: OtherHost, records: Releases,
     assert result["passed"] and result["acceptance"] == 1.0 and result["drafted_tokens"] > 100
     logs = [(evidence / name).read_bytes() for name in ("server.log", "server-1.log")]
     assert b"(Worker_TP0" in logs[0] and b"(Worker_TP1" in logs[1], "halves, each in a container of its own"
-    for log in logs:
-        reports_of_a_half([value for _, value in mods.lines(log)])
+    for log, more in zip(logs, ({"guard": 1}, {}), strict=True):  # the first answers requests
+        reports_of_a_half([value for _, value in mods.lines(log)], more)
     copy.done("promote", first.tag)
 
 
-def reports_of_a_half(reports: list[dict[str, Any]]) -> None:
-    """What the mods of one rank of two say. The drafter, too, has a head and a cache."""
+def reports_of_a_half(reports: list[dict[str, Any]], more: dict[str, int]) -> None:
+    """What the mods of one rank of two say. The drafter, too, has a head and a cache. more: mod -> how often."""
     active = Counter(one["mod"] for one in reports if one.get("event") == "active")
-    assert active == {"hybrid-int4-fp8": 1, "vllm-cpu": 1, "int8-lm-head": 2, "turboquant": 2}
+    assert active == {"hybrid-int4-fp8": 1, "vllm-cpu": 1, "int8-lm-head": 2, "turboquant": 2, **more}
     heads = [one for one in reports if one["mod"] == "int8-lm-head"]
     assert [(head["V"], head["outlier_columns"]) for head in heads] == [(512, 5)] * 2, "made of this half at load"
     agreed = [one for one in reports if one.get("event") == mods.AGREED]

@@ -24,7 +24,7 @@ from sparkpin.smoke.inspect.scan import ImageFacts
 from sparkpin.smoke.load.run import run_load
 from sparkpin.smoke.server import LABEL, owner
 
-MODS = ("hybrid-int4-fp8", "int8-lm-head", "turboquant", "vllm-cpu")
+MODS = ("guard", "hybrid-int4-fp8", "int8-lm-head", "turboquant", "vllm-cpu")
 WANTS_DRIVER = Library("opt/x.so", X86_64, True, needed=("libcuda.so.1",), undefined=frozenset({b"cuInit"}))
 
 

@@ -10,7 +10,7 @@ from places import PROJECT
 from sparkpin.cli import developer
 from sparkpin.core.errors import InputError
 
-UNIT, REAL = {"tests/unit"}, {"tests/engine", "tests/e2e", "tests/adversary"}
+UNIT, REAL = {"tests/unit", "mods/guard/tests"}, {"tests/engine", "tests/e2e", "tests/adversary"}
 
 
 def given(monkeypatch: pytest.MonkeyPatch, **options: bool | str) -> list[str]:

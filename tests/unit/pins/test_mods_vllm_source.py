@@ -156,7 +156,7 @@ def test_all_that_a_mod_takes_from_vllm_is_declared(mod: str) -> None:
                 places, names = call_of(call)
                 assert by_place <= len(places) and by_name <= names | set(places), f"{path.name} calls {name}"
         taken += len(uses.names)
-    assert taken
+    assert taken or mod == "guard", "which imports nothing: the app hands it the engine's configuration"
 
 
 if SOURCES:  # not a skip: in CI, where the sources are not, there is nothing to be told about

@@ -74,6 +74,8 @@ def test_a_later_stage_s_flag_takes_the_place_of_an_earlier_one_s() -> None:
         (["--sizes", "1", "2", "--z"], "--sizes", [4, 8], ["--sizes", "4", "8", "--z"]),
         (["--portal", "1"], "--port", 2, ["--portal", "1", "--port", "2"]),
         ([], "--json", {"text": "ş"}, ["--json", '{"text":"ş"}']),
+        (["--middleware", "a.B", "--z"], "--middleware", "c.D", ["--middleware", "a.B", "--z", "--middleware", "c.D"]),
+        (["--middleware=c.D", "--z"], "--middleware", "c.D", ["--middleware=c.D", "--z"]),
         ([], "--kinds", [{"n": 1}, True], ["--kinds", '{"n":1}', "true"]),  # not as Python would write them
     ],
 )

@@ -115,7 +115,7 @@ def test_a_gpu_that_there_is_not_is_refused_before_the_engine_is_asked(inspect_t
 def test_what_an_image_must_have_comes_from_its_stack_and_stage(project: Path, tmp_path: Path) -> None:
     paths, told = Paths(project, tmp_path / "cache", tmp_path / "home"), heard()
     labelled = Opened(iter(()), "linux/amd64", stack="cpu", stage="hybrid")
-    mods = ["sparkpin-modkit", "vllm", "sparkpin-hybrid-int4-fp8"]
+    mods = ["sparkpin-modkit", "sparkpin-guard", "vllm", "sparkpin-hybrid-int4-fp8"]
     assert demands_of(paths, labelled) == (None, mods)
     with (project / "pins/stacks/cpu.yaml").open("a") as file:
         file.write('gpu: {sm: "12.1", cuda: "13.0"}\n')
@@ -133,7 +133,7 @@ def test_a_release_is_compared_with_its_own_pins(project: Path, tmp_path: Path) 
     Releases(paths).save(made)
     opened = Opened(iter(()), "linux/amd64", stack="cpu", stage="mtp")
     (project / "stages/mtp.yaml").write_text((project / "stages/mtp.yaml").read_text() + "mods: [turboquant]\n")
-    before = ["sparkpin-modkit", "vllm", "sparkpin-hybrid-int4-fp8"]
+    before = ["sparkpin-modkit", "sparkpin-guard", "vllm", "sparkpin-hybrid-int4-fp8"]
     with pins_of(paths, made.tag) as then:
         assert demands_of(then, opened)[1] == before
     with pins_of(paths, "sparkpin/whatever:1") as then:

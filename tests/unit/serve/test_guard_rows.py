@@ -1,4 +1,4 @@
-"""What is refused before vLLM sees it; that it had to be, tests/adversary shows on a real server."""
+"""What mods/guard refuses before vLLM sees it; that it had to be, tests/adversary shows on a real server."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 from typing import Any
 
 import pytest
-from request_trials import CHAT, CITY, COMPLETE, HELLO, TRIALS, Trial, chat, nested, refused_before, schema, text
+from request_trials import CHAT, CITY, COMPLETE, HELLO, TABLE, TRIALS, Trial, chat, nested, refused_before, schema, text
+from sparkpin_guard.rows import Row, refusal
 
-from sparkpin.serve.requests_refused import REFUSED, SEQUENCES, Row, refusal
 from sparkpin.smoke.scripts import WEATHER_TOOL
 
 PICTURE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 8_000_000}}]
@@ -21,8 +21,8 @@ HONEST = (
     chat("two pictures", messages=[{"role": "user", "content": PICTURE * 2}]),
     chat("a large schema", response_format=schema(TALL)),
     chat("sampling", n=1, temperature=0.7, top_p=0.95, seed=2**63 - 1, logprobs=True, top_logprobs=20, stop=["x"]),
-    text("tokens", prompt=list(range(1000)), n=SEQUENCES, logit_bias={"5": -100, "6": 1}),
-    text("prompts", prompt=["a", "b", "c"]),
+    text("tokens", prompt=list(range(1000)), n=4, logit_bias={"5": -100, "6": 1}),
+    text("prompts", prompt=["a", "b"], n=2),
     text("no prompt", prompt=[], n=None, structured_outputs=None),
     chat("a tool of a tool", messages=[*HELLO, {"role": "assistant", "text": "/generative_scoring"}]),
 )
@@ -33,29 +33,29 @@ def test_what_agents_send_is_let_through(trial: Trial) -> None:
     assert refused_before(trial) is None
 
 
-@pytest.mark.parametrize("row", REFUSED, ids=lambda row: row.reason)
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.reason)
 def test_each_row_is_met_by_a_trial(row: Row) -> None:
     assert any(isinstance(trial.body, dict) and row.meets(trial.path, trial.body) for trial in TRIALS)
 
 
 @pytest.mark.parametrize("trial", [trial for trial in TRIALS if trial.kills], ids=lambda trial: trial.name)
 def test_what_ends_or_stalls_vllm_is_refused_with_a_reason_unless_the_mod_mends_it(trial: Trial) -> None:
-    assert bool(refused_before(trial)) == ("the mod" not in trial.kills)
+    assert bool(refused_before(trial)) == trial.must_be_refused
 
 
 def test_the_field_is_named() -> None:
-    assert refusal(CHAT, {"logprob_token_ids": [5]}).startswith("logprob_token_ids: ")
+    assert refusal(TABLE, CHAT, {"logprob_token_ids": [5]}).startswith("logprob_token_ids: ")
 
 
 @pytest.mark.parametrize("body", [{"n": 100, "sampling_params": {"n": 1}}, {"n": 1, "sampling_params": {"n": 100}}])
 def test_sampling_parameters_hide_nothing_and_are_asked_themselves(body: dict[str, Any]) -> None:
-    assert refusal("/inference/v1/generate", body) and refusal(COMPLETE, body)
+    assert refusal(TABLE, "/inference/v1/generate", body) and refusal(TABLE, COMPLETE, body)
 
 
 def test_it_needs_no_recursion() -> None:
     body: dict[str, Any] = {"response_format": CITY}
     for _ in range(10 * sys.getrecursionlimit()):
         body = {"x": body}
-    assert refusal(COMPLETE, body) is None
+    assert refusal(TABLE, COMPLETE, body) is None
     with pytest.raises((ValueError, RecursionError)):
         json.loads(nested(10_000))
