@@ -10,7 +10,7 @@ from places import PROJECT
 from sparkpin.cli import developer
 from sparkpin.core.errors import InputError
 
-UNIT, REAL = {"tests/unit", "mods/guard/tests"}, {"tests/engine", "tests/e2e", "tests/adversary"}
+UNIT, REAL = {"tests/unit"}, {"tests/engine", "tests/e2e", "tests/adversary"}
 
 
 def given(monkeypatch: pytest.MonkeyPatch, **options: bool | str) -> list[str]:
@@ -26,7 +26,8 @@ def folders(words: list[str]) -> set[str]:
 
 
 def test_each_part_has_its_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert folders(given(monkeypatch, fast=True)) == UNIT
+    fast = given(monkeypatch, fast=True)
+    assert folders(fast) == UNIT and "mods/guard/tests" in fast
     usual, every = given(monkeypatch), given(monkeypatch, all=True)
     assert folders(usual) == folders(every) == UNIT | REAL
     assert "not slow" in usual and "not slow" not in every
