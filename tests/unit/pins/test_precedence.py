@@ -22,6 +22,7 @@ R, S = "recipes/r.yaml", "pins/stacks/cpu.yaml"
         ("--sc.n 2", {"--sc": {"n": 1}}, f"{R}: --sc.n 2 has no effect: {S} sets --sc " + '{"n":1}'),
         ("--tensor_parallel_size=2", {"--tensor-parallel-size": 2}, None),
         ("""--sc '{{ "n": 1 }}'""", {"--sc": {"n": 1}}, None),
+        ("--middleware a.B --middleware c.D", {"--middleware": "e.F"}, None),
     ],
 )
 def test_flags(command: str, flags: dict[str, Any], said: str | None) -> None:

@@ -189,6 +189,17 @@ def test_each_rank_of_several_has_compared_itself(nodes: int, lacks: int | None,
         assert checks.run_check("mods", asked).passed is passed
 
 
+@pytest.mark.parametrize(("first", "passed"), [(True, True), (False, False)])
+def test_of_several_ranks_the_first_answers_requests_and_has_the_guard(first: bool, passed: bool, socket: Path) -> None:
+    other = log(CPU, HEAD, says("modkit", "agreed"))
+    own = log(CPU, HEAD, says("modkit", "agreed"), says("guard", "active")) if first else other
+    with subject(socket) as target:
+        demands = target.demands.model_copy(update={"mods": (*target.demands.mods, "guard")})
+        argv = (*target.argv, "--nnodes", "2")
+        asked = dataclasses.replace(target, log=own, other_logs=lambda: (other(),), argv=argv, demands=demands)
+        assert checks.run_check("mods", asked).passed is passed
+
+
 def test_a_server_that_does_not_answer_or_trickles_on_is_a_failed_check(checked: Checked) -> None:
     release = threading.Event()
     hangs = checked("chat", only("chat", lambda reply: (release.wait(1), reply)[1]), timeout=0.3)
