@@ -30,7 +30,7 @@ LARGE = 1 << 16  # bytes; a larger body is read beside the event loop
 RETRY_SECONDS = b"5"
 FORMS = re.compile(r"/v1/audio/(transcriptions|translations)")  # a recording: no JSON
 FAILED = "the server failed at this request, and its log has the cause; ask again"
-INTERNAL = re.compile(rb"EngineCore|EngineDead|stack ?trace|Traceback|\.py\b|validation error for ChatCompletionStream")
+INTERNAL = re.compile(rb"EngineCore|EngineDead|stack ?trace|Traceback|\.py\b|validation errors? for ")
 MESSAGE = re.compile(rb'("message": ?)"(?:[^"\\]|\\.)*"')
 ERRORS = (b'data: {"error"', b"event: error")  # how vLLM begins the last event of a stream that broke
 

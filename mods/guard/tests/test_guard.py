@@ -221,6 +221,14 @@ def test_a_stream_that_broke_does_not_end_as_a_whole_one() -> None:
     assert whole.body == TOKEN * 2 + DONE
 
 
+def test_nor_does_one_of_anthropic_s_api_show_the_inside() -> None:
+    told = "2 validation errors for ChatCompletionStreamResponse\nmodel\n  Field required"
+    value = {"type": "error", "error": {"type": "internal_error", "message": told}}
+    said = ask(started(App(b"event: error\ndata: " + json.dumps(value).encode() + b"\n\n", headers=FLOWS)), body())
+    event, data = said.parts[0].decode().strip().split("\n")
+    assert event == "event: error" and json.loads(data.removeprefix("data: "))["error"]["message"] == guard.FAILED
+
+
 def test_it_says_that_it_is_at_work_and_for_how_many_sequences(capfd: pytest.CaptureFixture[str]) -> None:
     started(App(sequences=7))
     [line] = parse_reports(capfd.readouterr().err)
