@@ -58,7 +58,8 @@ def test_the_image_of_the_cpu_stack_passes(examined: Result) -> None:
     assert examined.errors == [] and examined.sm is None
     assert len(examined.facts.libraries) > 500
     plugins = {package.name: package.accepts for package in examined.facts.packages if package.accepts}
-    assert set(plugins) == {"vllm", "sparkpin-hybrid-int4-fp8", "sparkpin-int8-lm-head", "sparkpin-turboquant"}
+    ours = ("guard", "hybrid-int4-fp8", "int8-lm-head", "turboquant")
+    assert set(plugins) == {"vllm", *(f"sparkpin-{mod}" for mod in ours)}
     assert all(finding.why for finding in examined.findings if finding.severity == "allowed")
 
 
