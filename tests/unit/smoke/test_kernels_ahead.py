@@ -47,11 +47,11 @@ def test_the_image_for_a_gpu_compiles_them_itself_and_the_other_does_not() -> No
     assert (
         f"FROM {spark.parent_ref} AS int8-lm-head-kernels\n"
         "USER 0:0\n"
-        "COPY --from=int8-lm-head /layer/ /\n"
+        "COPY --from=int8-lm-head /built/layer/ /\n"
         'RUN ["/opt/vllm/bin/python", "-m", "sparkpin_modkit.ahead", "int8-lm-head", "12.1", '
         '"/opt/sparkpin/kernels/int8-lm-head"]\n'
         "FROM scratch AS int8-lm-head-tree\n"
-        "COPY --from=int8-lm-head /layer/ /\n"
+        "COPY --from=int8-lm-head /built/layer/ /\n"
         "COPY --from=int8-lm-head-kernels /opt/sparkpin/kernels/ /opt/sparkpin/kernels/\n"
     ) in spark.dockerfile
     assert "kernels" not in rendered(PROJECT, "cpu", "v2").dockerfile
