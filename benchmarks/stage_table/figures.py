@@ -11,9 +11,9 @@ from shapes import EXPERTS, GEOMETRY
 from sparkpin.checkpoint.safetensors import TensorInfo, tensor_nbytes
 from sparkpin.checkpoint.shapes import load_shapes
 from sparkpin.core.paths import project_folder
-from sparkpin.serve.memory.decode import DecodeModel, decode_model
-from sparkpin.serve.memory.settings import read_settings
-from sparkpin.serve.memory.weights import Loading
+from sparkpin.memory.decode import DecodeModel, decode_model
+from sparkpin.memory.settings import CommandLine, read_settings
+from sparkpin.memory.weights import Loading
 
 BASE, DONOR = "Intel/Qwen3.5-122B-A10B-int4-AutoRound", "Qwen/Qwen3.5-122B-A10B-FP8"
 MTP2 = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2}')
@@ -43,15 +43,9 @@ CHAIN = (
 @functools.cache
 def decode_of(figure: Figure) -> DecodeModel:
     argv = ["vllm", "serve", "/model", *figure.flags]
-    settings = read_settings(argv, {}, GEOMETRY, "cuda", vllm=(0, 33), wide_state=False, origin=figure.stage)
-    loading = Loading(
-        draft=settings.draft_layers > 0,
-        vision=True,
-        int8_head=figure.int8,
-        widened=False,
-        draft_rows=settings.draft_rows,
-        draft_bits=settings.draft_bits,
-    )
+    settings = read_settings(CommandLine(argv, {}, figure.stage), "cuda", GEOMETRY)
+    mods = {"draft-vocabulary"} | ({"int8-lm-head"} if figure.int8 else set())
+    loading = Loading.of(settings, GEOMETRY, mods)
     return decode_model(tensors(figure), GEOMETRY, settings, loading, symmetric=True)
 
 

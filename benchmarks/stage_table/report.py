@@ -14,7 +14,7 @@ from figures import CHAIN, Figure, decode_of
 from join import TABLE, latest
 from shapes import GEOMETRY, GROUP
 
-from sparkpin.serve.memory.decode import DecodeStep
+from sparkpin.memory.decode import DecodeStep
 from stages import BATCHES, CONTEXTS, STAGES
 
 GB10 = 273e9

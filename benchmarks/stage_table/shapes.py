@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sparkpin.checkpoint.formats import PLAIN_ENTRY, fp8_entry
-from sparkpin.serve.memory.geometry import Geometry
+from sparkpin.memory.geometry import Geometry
 
 BODY = "model.language_model.layers"
 ATTENTION_EVERY = 4

@@ -8,12 +8,12 @@ from typing import Any
 import qwen_samples
 
 from sparkpin.checkpoint.safetensors import TensorInfo, tensor_nbytes
-from sparkpin.serve.memory.cache import Cache, lay_out
-from sparkpin.serve.memory.estimates import SPARK_FREE, SPARK_TOTAL
-from sparkpin.serve.memory.geometry import Geometry, read_geometry
-from sparkpin.serve.memory.plan import Machine, MemoryPlan, make_plan
-from sparkpin.serve.memory.settings import Platform, Settings, read_settings
-from sparkpin.serve.memory.weights import Loading, WeightKind, weigh
+from sparkpin.memory.cache import Cache, lay_out
+from sparkpin.memory.estimates import SPARK_FREE, SPARK_TOTAL
+from sparkpin.memory.geometry import Geometry, read_geometry
+from sparkpin.memory.plan import Machine, MemoryPlan, make_plan
+from sparkpin.memory.settings import CommandLine, Platform, Settings, read_settings
+from sparkpin.memory.weights import Loading, WeightKind, weigh
 
 MAX = 262_144
 MTP2 = """--speculative-config {"method":"mtp","num_speculative_tokens":2}"""
@@ -36,11 +36,9 @@ def geometry_122b(**changes: Any) -> Geometry:
     return geometry_of(qwen_samples.G122B, **changes)
 
 
-def settings_of(
-    geometry: Geometry, flags: str = "", platform: Platform = "cpu", vllm: tuple[int, int] = (0, 32), **env: str
-) -> Settings:
+def settings_of(geometry: Geometry, flags: str = "", platform: Platform = "cpu", **env: str) -> Settings:
     argv = ["vllm", "serve", "/model", *flags.split()]
-    return read_settings(argv, env, geometry, platform, vllm=vllm, wide_state=False, origin="recipes/r.yaml")
+    return read_settings(CommandLine(argv, env, "recipes/r.yaml"), platform, geometry)
 
 
 def cache_of(flags: str = "", platform: Platform = "cpu", **changes: Any) -> Cache:
@@ -53,14 +51,7 @@ def plan_122b(
 ) -> MemoryPlan:
     geometry = geometry_122b()
     settings = settings_of(geometry, flags, platform)
-    loading = Loading(
-        draft=settings.draft_layers > 0,
-        vision=not settings.text_only,
-        int8_head=int8_head,
-        widened=platform == "cpu",
-        ranks=settings.ranks,
-        kv_heads=geometry.kv_heads,
-    )
+    loading = Loading.of(settings, geometry, {"int8-lm-head"} if int8_head else set())
     return make_plan(geometry, settings, weights_122b(loading), machine)
 
 

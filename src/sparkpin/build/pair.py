@@ -19,12 +19,12 @@ from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import tag_of
 from sparkpin.fetch.model_files import config_here
+from sparkpin.memory.division import division_faults
 from sparkpin.pins import drafters, manifests, schema, vllm_command
 from sparkpin.pins.mods import Mod, in_workspace, read_templates
 from sparkpin.pins.nodes import nodes_of, spread
 from sparkpin.pins.values import text_faults
 from sparkpin.releases.record import Demands, release_key
-from sparkpin.serve.memory.node_shares import share_faults
 from sparkpin.smoke.demands import demands_of
 from sparkpin.smoke.drafting import require_drafter
 
@@ -137,7 +137,7 @@ def require_model_fits(paths: Paths, pairing: Pairing) -> tuple[str, ...]:
         unchecked += [] if config else [f"{drafter.name} has no config.json here yet"]
     if target and is_divided:
         try:
-            faults += share_faults(target, pairing.argv, rules_of(model, pairing.steps), file)
+            faults += division_faults(target, pairing.argv, rules_of(model, pairing.steps), file)
         except ManifestError as error:  # a model of a shape that nobody taught us
             unchecked.append(error.message)
     for fault in faults:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated
@@ -16,11 +17,13 @@ from sparkpin.host.engine import Engine, engine_of
 from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.host.gpu import loaded_driver
 from sparkpin.host.machine import Host, Requirement, checked
-from sparkpin.pins import manifests, schema
+from sparkpin.memory import inputs, text
+from sparkpin.memory.estimates import SPARK_BANDWIDTH
+from sparkpin.pins import manifests, schema, vllm_command
+from sparkpin.pins.values import STAGE, lacks_mod
 from sparkpin.recipes import rules
 from sparkpin.recipes.check import own_findings
 from sparkpin.releases.runs_here import obstacle_of
-from sparkpin.serve.memory import recipe as planning
 
 
 @task("machine")
@@ -92,10 +95,36 @@ def plan(
 
     invoke plan --recipe qwen3.5-122b --stage v2-tq
     """
-    recipe = recipe or machine.default_recipe(paths.project, stack)
-    asked = planning.PlanOptions(memory=memory, free=free, bandwidth=bandwidth, nodes=nodes, as_json=json)
-    fits = planning.plan(recipe=recipe, stage=stage, stack=stack, asked=asked)
-    for finding in own_findings(paths.project, manifests.load_recipe(paths.project, recipe), pinned=False):
+    chosen = manifests.load_recipe(paths.project, recipe or machine.default_recipe(paths.project, stack))
+    chain = manifests.load_chain(paths.project, stage or chosen.stage)
+    pinned = manifests.load_stack(paths.project, chosen.stack)
+    rate = read_bandwidth(bandwidth) or (SPARK_BANDWIDTH if pinned.platform == inputs.SPARK else None)
+    here = inputs.machine_for(pinned, memory, free)
+    known = inputs.read_inputs(paths, chosen, pinned, chain, nodes=nodes)
+    made = known.plan(here)
+    speed = inputs.speed_of(paths, chosen, chain[-1].name, known, tuple(made.chosen.requests), rate)
+    for line in vllm_command.overruled(chosen, pinned, chain):
+        say(f"note: {line}")
+    if lack := lacks_mod(made.settings.cache_dtype, chain):
+        say(f"warning: {lack}; stage {STAGE} has it")
+    if json:
+        value = {"recipe": chosen.name, "stage": chain[-1].name, "locked": inputs.is_locked(paths.project, chosen)}
+        show_json(value | text.to_json(made) | {"decode": speed.to_json()})
+    else:
+        show("\n".join(text.title(made, chosen.name, chain[-1].name)))
+        table(text.MEMORY, text.memory_rows(made))
+        table(text.WEIGHTS, text.weight_rows(made))
+        table(text.cache_columns(made), [text.cache_row(one) for one in made.capacities])
+        show("\n".join((*text.cache_lines(made), "", *text.speed_lines(speed), "", *text.verdict(made))))
+    for finding in own_findings(paths.project, chosen, pinned=False):
         if finding.severity != "note":  # what has broken for others with such memory, for one
             say(str(finding))
-    return int(exit_code and not fits)
+    return int(exit_code and not made.fits)
+
+
+def read_bandwidth(text: str) -> float | None:
+    """GB/s as a person writes them, in bytes a second; None for nothing."""
+    with contextlib.suppress(ValueError):
+        if not text or 0 < float(text) < math.inf:
+            return float(text) * 1e9 if text else None
+    raise InputError(f"--bandwidth: got {text!r}, expected GB/s above 0", next_step="for example --bandwidth 273")

@@ -28,13 +28,13 @@ from sparkpin.measure.bench.target import BenchSubject
 from sparkpin.measure.quality import asking, compare, run, texts
 from sparkpin.measure.quality.report import report
 from sparkpin.measure.quality.texts import Corpus
+from sparkpin.memory.estimates import SPARK_BANDWIDTH
 from sparkpin.pins import manifests
 from sparkpin.releases import container, quality_allowance, quality_gate, quality_record
 from sparkpin.releases.current import choose_known, current_of
 from sparkpin.releases.quality_record import Judged, QualityRecord
 from sparkpin.releases.record import Release, Releases, now
 from sparkpin.releases.runs_here import uses_gpu
-from sparkpin.serve.memory.estimates import SPARK_BANDWIDTH
 from sparkpin.serve.served import running_release
 
 LONGEST_COMPARED = 1024

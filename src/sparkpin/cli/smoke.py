@@ -106,9 +106,9 @@ def smoke_release(
         kept(paths, release, *run_inspection(paths, engine, release, why, load=load))
         return
     gpus, checkpoint = uses_gpu(paths, release), checkpoint_of(paths, release)
-    if gpus and not (stays or machines):  # else vLLM refuses to start next to a server: the release would be at fault
+    if not (stays or machines):  # else vLLM refuses to start next to a server: the release would be at fault
         with alone(paths, engine):
-            memory_limit.make_room(paths, engine, release, checkpoint)
+            memory_limit.make_room(memory_limit.room_for(paths, engine, release, checkpoint), release, gpus=gpus)
     if stays:
         done = smoke_served(paths, engine, release, service.started(paths, engine, release, checkpoint, gpus=gpus))
     elif machines:

@@ -63,8 +63,7 @@ def own_server(paths: Paths, engine: Engine, release: Release, kept: int) -> Ite
     files.require_space(paths.cache, kept, "the measurements", "SPARKPIN_CACHE")
     with alone(paths, engine):
         timeout = running.ready_timeout(checkpoint)
-        if gpus:
-            memory_limit.make_room(paths, engine, release, checkpoint)
+        memory_limit.make_room(memory_limit.room_for(paths, engine, release, checkpoint), release, gpus=gpus)
         say(f"{release.tag}: starting its server")
         with (
             started(paths, engine, release, checkpoint, gpus=gpus, timeout=timeout) as server,

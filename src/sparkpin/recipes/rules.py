@@ -14,6 +14,8 @@ from typing import Any, Literal
 from sparkpin.checkpoint.shapes import config_ahead
 from sparkpin.core.errors import WHOLE, ManifestError, SparkpinError, clipped, short
 from sparkpin.core.terminal import count
+from sparkpin.memory.division import HYBRID_PIPELINE, division_faults
+from sparkpin.memory.estimates import SPARK_TOTAL
 from sparkpin.pins import manifests, schema, vllm_command
 from sparkpin.pins.drafters import SHORTS, second_model, speculation
 from sparkpin.pins.mods import template_names
@@ -22,8 +24,6 @@ from sparkpin.pins.values import STAGE, lacks_mod
 from sparkpin.pins.vllm_flags import CACHE_TYPE, MODEL_PATH, Flag, flag_value, parse_flags
 from sparkpin.recipes.shell import FACTS
 from sparkpin.recipes.vllm_parser import Refused, VllmParser, nearest, parser_of
-from sparkpin.serve.memory.estimates import SPARK_TOTAL
-from sparkpin.serve.memory.node_shares import HYBRID_PIPELINE, share_faults
 
 LONGEST = 1000  # characters of each part that is shown; the names of all parsers take 600
 LACKS = "a lock: "  # as `manifests` begins what it wants of a pin that nobody has locked
@@ -288,7 +288,7 @@ def of_machines(served: PlannedServer) -> Iterator[RecipeFinding]:
         yield error(f"{PIPELINE}: {HYBRID_PIPELINE}", f"{PIPELINE} 1")
     elif config := config_ahead(served.project, served.model):
         with contextlib.suppress(ManifestError, ValueError):  # a model that no plan here knows; numbers that are none
-            yield from [of_error(fault) for fault in share_faults(config, served.argv, (), "the recipe")]
+            yield from [of_error(fault) for fault in division_faults(config, served.argv, (), "the recipe")]
 
 
 def of_weights(served: PlannedServer) -> Iterator[RecipeFinding]:

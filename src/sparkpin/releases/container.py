@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import stat
 import tarfile
 from collections.abc import Mapping, Sequence, Set
@@ -17,6 +18,7 @@ from typing import Any
 from sparkpin.core.errors import CheckpointError, EngineError, HostError, IntegrityError
 from sparkpin.host.containers import APIError, Container, DeviceRequest, LogConfig, Ulimit
 from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.host.machine import read_host
 from sparkpin.pins.nodes import STORE_PORT, NodeRank, env_at, nodes_of, words_at
 from sparkpin.pins.vllm_flags import MODEL_PATH
 from sparkpin.releases import compile_caches, inside
@@ -31,6 +33,9 @@ HOME = compile_caches.HOME
 ENV = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HOME": HOME, **compile_caches.ENV}
 GIB = 1 << 30
 TMPFS_BYTES = 2 * GIB
+COMPILER = 8 * GIB
+"""What one takes that compiles FlashInfer's kernels for SM120 (flashinfer-ai/flashinfer#3634)."""
+BESIDE_COMPILERS = 16 * GIB  # for the system and the server: flashinfer-ai/flashinfer#3899
 LAST_LINES = 12
 PYTHON = ("python", "-IS")  # nothing of the image's packages: quick to start, and not theirs to change
 EXECUTE_SECONDS = 40
@@ -224,7 +229,10 @@ def options(release: Release, checkpoint: Path | str, *, memory: int | None, gpu
         },
         "stop_signal": "SIGINT",
     }
-    return settings | all_gpus() if gpus else settings
+    if not gpus:
+        return settings
+    settings["environment"].setdefault("MAX_JOBS", str(compiler_jobs(read_host().memory_total, checkpoint)))
+    return settings | all_gpus()
 
 
 def all_gpus() -> dict[str, Any]:
@@ -241,6 +249,13 @@ def memory_limit(engine: Engine, checkpoint: Path, containers: int = 1) -> int:
     the libraries."""
     total = int(engine.client.info()["MemTotal"])
     return min(2 * folder_size(checkpoint) + 8 * GIB, int(total * 0.9) // containers)
+
+
+def compiler_jobs(memory: int, checkpoint: Path | str) -> int:
+    """How many compilers may run at once (MAX_JOBS) at a first start, once the weights are loaded, on a machine with so
+    many bytes of memory. FlashInfer has ninja start one a core, and 20 of them took 91 GB (vllm-project/vllm#54237)."""
+    weights = folder_size(Path(checkpoint)) or memory // 2  # those of another machine's folder are not to be seen
+    return max(1, min(os.cpu_count() or 1, (memory - weights - BESIDE_COMPILERS) // COMPILER))
 
 
 def ready_timeout(checkpoint: Path) -> float:

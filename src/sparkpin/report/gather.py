@@ -16,6 +16,8 @@ from sparkpin.distribute import digests
 from sparkpin.distribute.signing import Keys
 from sparkpin.fetch.model_files import TEXTS, repository_folder
 from sparkpin.fetch.store import Store, find_missing
+from sparkpin.memory.plan import MemoryPlan
+from sparkpin.memory.text import log_line, problems
 from sparkpin.pins import manifests
 from sparkpin.releases.kept_inputs import project_of, reason
 from sparkpin.releases.protection import protections_of
@@ -24,8 +26,6 @@ from sparkpin.releases.record import Release, Releases, now
 from sparkpin.releases.rollback import landing
 from sparkpin.report import facts
 from sparkpin.report.measured import duration, quality_of, smoke_of, speed_of
-from sparkpin.serve.memory.plan import MemoryPlan
-from sparkpin.serve.memory.text import log_line
 from sparkpin.serve.memory_limit import plan_of
 from sparkpin.upgrade.bump_record import Bump, bumps_of
 
@@ -194,7 +194,7 @@ def memory_row(plan: MemoryPlan) -> facts.ReportMemory:
         f"{fits}: needs {gib(plan.needed)} of {gib(machine.free)} free on {machine.source}",
         "good" if plan.fits else "bad",
         tuple((line.what, line.bytes, line.how) for line in plan.lines),
-        (log_line(plan), *plan.problems),
+        (log_line(plan), *problems(plan)),
         needed=plan.needed,
         free=machine.free,
         total=machine.total,

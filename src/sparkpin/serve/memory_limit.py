@@ -1,5 +1,5 @@
-"""Memory for a server: its limit, whether two fit at once, and the page cache, which counts as taken where a GPU shares
-the memory."""
+"""Memory for a server: whether it fits, what its container may take, and the page cache, which counts as taken where a
+GPU shares the memory."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import gib, say
 from sparkpin.host import machine as hosts
 from sparkpin.host.engine import Engine
+from sparkpin.memory import estimates
+from sparkpin.memory.inputs import machine_for, read_inputs
+from sparkpin.memory.plan import Machine, MemoryPlan
+from sparkpin.memory.text import hints
 from sparkpin.pins import manifests
 from sparkpin.releases import container as running
-from sparkpin.releases.container import GIB, TMPFS_BYTES
+from sparkpin.releases.container import COMPILER, GIB, TMPFS_BYTES
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release
-from sparkpin.serve.memory import recipe as planning
-from sparkpin.serve.memory.plan import MemoryPlan
 
-HOST_RESERVE = 2 * GIB
-"""Kept from every server, so that the engine, ssh and a shell go on when it wants all there is."""
+HOST_RESERVE = estimates.HOST_RESERVE
 SLACK = 2 * GIB
 """On top of the plan: what compiles, tokenizes and parses, which no plan counts."""
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
@@ -32,43 +33,55 @@ DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 class Room:
     """On one machine.
 
-    needed: bytes that the server takes by its plan (an estimate without one); limit: what it may take; plan: None
-    where none could be made, why: then the reason."""
+    needed: bytes that the server takes by its plan (an estimate without one); limit: what its container may take;
+    hints: what would fit, None where no plan could be made; why: then the reason."""
 
     needed: int
     limit: int
-    plan: MemoryPlan | None
+    hints: tuple[str, ...] | None
     why: str = ""
 
 
-def room_for(paths: Paths, engine: Engine, release: Release, checkpoint: Path) -> Room:
-    """The limit is what the plan needs, the checkpoint once more (it is read and repacked, and its page cache counts),
-    /tmp and some slack, and never all of the machine.
-    """
+def room_for(paths: Paths, engine: Engine, release: Release, checkpoint: Path, free: int | None = None) -> Room:
+    """free: bytes, of the engine's machine where that is another; None: of this one. Never all of the machine is a
+    container's."""
     total = int(engine.client.info()["MemTotal"])
     most = max(total - HOST_RESERVE, total // 2)
-    is_here = total == hosts.read_host().memory_total
+    machine = Machine(total, available() if free is None else free, "this machine", "measured")
     try:
-        plan = plan_of(paths, release, "" if is_here else f"{total} B")
+        plan = plan_of(paths, release, machine)
     except SparkpinError as error:
         needed = running.memory_limit(engine, checkpoint)
         return Room(needed, min(needed, most), None, str(error.message))
-    extra = running.folder_size(checkpoint) + TMPFS_BYTES + SLACK
-    return Room(plan.needed, min(plan.needed + extra, most), plan)
+    return Room(plan.needed, min(limit_of(plan, checkpoint), most), tuple(hints(plan)))
 
 
-def plan_of(paths: Paths, release: Release, memory: str = "") -> MemoryPlan:
+def limit_of(plan: MemoryPlan, checkpoint: Path) -> int:
+    """Bytes that a container may take, swap included.
+
+    On a CPU what the plan needs, and the checkpoint once more, which is read and repacked. A GPU that shares the memory
+    takes its own past every container (of 69 GiB allowed, one filled a Spark: AEON-7/vllm-ultimate-dgx-spark#9), so the
+    limit is what is left for its processes: the highest of what the plan says of them, and the compilers of a first
+    start.
+    """
+    rest = TMPFS_BYTES + SLACK
+    if plan.settings.platform == "cpu":
+        return plan.needed + running.folder_size(checkpoint) + rest
+    buffers = estimates.LOADER_BUFFERS.get(plan.settings.loader)
+    processes = estimates.SPARK_SERVER + estimates.HELD.high + (buffers.high if buffers else 0)
+    return processes + running.compiler_jobs(plan.machine.total, checkpoint) * COMPILER + rest
+
+
+def plan_of(paths: Paths, release: Release, machine: Machine | None = None) -> MemoryPlan:
     """Of the release as it was made, whatever the pins say by now. SparkpinError where that cannot be told.
 
-    memory: of another machine; "": this one's. Of a release for several nodes the plan of each: `needed` are bytes of
-    one.
+    machine: None for this one. Of a release for several machines the plan of each: `needed` are bytes of one.
     """
     with project_of(paths, release) as project:
         recipe = manifests.load_recipe(project, release.recipe)
         stack = manifests.load_stack(project, release.stack)
         chain = manifests.load_chain(project, release.stage)
-        machine = planning.machine_for(stack, memory, "")
-        return planning.plan_recipe(replace(paths, project=project), recipe, stack, chain, machine)
+        return read_inputs(replace(paths, project=project), recipe, stack, chain).plan(machine or machine_for(stack))
 
 
 def available() -> int:
@@ -79,7 +92,15 @@ def available() -> int:
 def fits_beside(room: Room) -> bool:
     """Whether the server fits beside all that runs now. Without a plan nobody knows, and a wedged host is worse than a
     pause."""
-    return room.plan is not None and room.needed + SLACK + HOST_RESERVE <= available()
+    return room.hints is not None and room.needed + SLACK + HOST_RESERVE <= available()
+
+
+def make_room(room: Room, release: Release, *, gpus: bool) -> None:
+    """For a server on this machine, before it is started; HostError where it does not fit. A server that ended a moment
+    ago may still have its files in the page cache, which a GPU cannot take."""
+    if gpus:
+        drop_page_cache()
+    require_room(room, release)
 
 
 def require_room(room: Room, release: Release, free: int | None = None, freed: int = 0, where: str = "") -> None:
@@ -89,21 +110,14 @@ def require_room(room: Room, release: Release, free: int | None = None, freed: i
     where: goes before the message.
     """
     free = available() if free is None else free
-    if room.plan is None or room.needed <= free + freed:
+    if room.hints is None or room.needed <= free + freed:
         return
-    hints = "; ".join(room.plan.hints)
     more = f", and {gib(freed)} once it is stopped that runs now" if freed else ""
+    fitting = "; ".join(room.hints)
     raise HostError(
         f"{where}{release.tag} needs {gib(room.needed)}, and {gib(free)} are free{more}",
-        next_step=f"end what else takes memory{f', or: {hints}' if hints else ''} (invoke plan says more)",
+        next_step=f"end what else takes memory{f', or: {fitting}' if fitting else ''} (invoke plan says more)",
     )
-
-
-def make_room(paths: Paths, engine: Engine, release: Release, checkpoint: Path) -> None:
-    """For a server on this machine's GPU, before it is started; HostError where it does not fit. A server that ended a
-    moment ago may still have its files in the page cache, which counts as taken."""
-    drop_page_cache()
-    require_room(room_for(paths, engine, release, checkpoint), release)
 
 
 def drop_page_cache(switch: Path = DROP_CACHES) -> bool:

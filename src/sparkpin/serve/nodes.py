@@ -251,7 +251,7 @@ def check(
     say(f"link {links.listed(faces)}; RDMA by {', '.join(faces[0].rdma) or 'no device: TCP'}")
     limits = []
     for machine, one in zip(machines, facts, strict=True):
-        room = memory_limit.room_for(paths, machine.engine, release, checkpoint)
+        room = memory_limit.room_for(paths, machine.engine, release, checkpoint, one.memory_available)
         memory_limit.require_room(room, release, one.memory_available, freed.get(one.where, 0), f"{one.where}: ")
         limits.append(room.limit)
     if HERE not in freed and listeners(STORE_PORT):

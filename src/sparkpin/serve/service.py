@@ -165,9 +165,7 @@ def start(
                     served = taken_over(paths, engine, order, old, wanted, drain)
                 else:
                     with replaced(engine, name, old, release, drain):
-                        if gpus:
-                            memory_limit.drop_page_cache()
-                            memory_limit.require_room(space, release)
+                        memory_limit.make_room(space, release, gpus=gpus)
                         served = launched(paths, engine, order, old, wanted, checked)
         # The front has it now. Should that go without `stop`, an older address must not open the server again.
         address_path(paths, release.recipe).unlink(missing_ok=True)

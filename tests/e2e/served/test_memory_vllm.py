@@ -15,13 +15,13 @@ from in_container import output_of
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.model import repository_folder
 from sparkpin.host.engine import Engine
+from sparkpin.memory.cache import lay_out
+from sparkpin.memory.geometry import read_geometry
+from sparkpin.memory.inputs import has_wide_state
+from sparkpin.memory.settings import GIB, CommandLine, read_settings
 from sparkpin.pins import manifests, vllm_flags
 from sparkpin.releases import container
 from sparkpin.releases.record import Release, Releases
-from sparkpin.serve.memory.cache import lay_out
-from sparkpin.serve.memory.geometry import read_geometry
-from sparkpin.serve.memory.recipe import has_wide_state
-from sparkpin.serve.memory.settings import GIB, read_settings
 
 LENGTH = 2048  # the recipe's
 LAYERS_122B: dict[str, Any] = {  # its layers; narrow, so that dummy weights are small
@@ -106,7 +106,7 @@ def assert_logged(release: Release, log: str) -> None:
     config = json.loads((base_folder() / "config.json").read_text())
     geometry = read_geometry(config, release.stage)
     argv, env = list(release.argv), dict(release.env)
-    settings = read_settings(argv, env, geometry, "cpu", vllm=(0, 32), wide_state=has_wide_state(), origin="")
+    settings = read_settings(CommandLine(argv, env, ""), "cpu", geometry, wide_state=has_wide_state())
     cache = lay_out(geometry, settings)
     assert settings.kv_bytes == GIB
     tokens, concurrency = cache.capacity(cache.blocks(GIB), LENGTH)
@@ -127,9 +127,8 @@ def wanted_cases() -> tuple[list[dict[str, Any]], dict[tuple[str, int, int], dic
         )
         geometry = read_geometry(config, name)
         for length in lengths:
-            settings = read_settings(
-                argv_of(args, length), {}, geometry, "cpu", vllm=(0, 32), wide_state=has_wide_state(), origin=name
-            )
+            command = CommandLine(argv_of(args, length), {}, name)
+            settings = read_settings(command, "cpu", geometry, wide_state=has_wide_state())
             cache = lay_out(geometry, settings)
             for pool in pools:
                 blocks = cache.blocks(pool)
@@ -140,7 +139,7 @@ def wanted_cases() -> tuple[list[dict[str, Any]], dict[tuple[str, int, int], dic
                 wanted[name, length, pool] = {
                     "block_size": cache.block_size,
                     "page_bytes": cache.page_bytes,
-                    "groups": sorted((*cache.attention_groups, *cache.state_groups)),
+                    "groups": sorted(cache.groups),
                     "blocks": blocks,
                     "tokens": tokens,
                     "concurrency": concurrency,

@@ -23,14 +23,14 @@ from sparkpin.checkpoint.shapes import load_shapes
 from sparkpin.checkpoint.steps import checkpoint_key
 from sparkpin.core.errors import CheckpointError, ManifestError
 from sparkpin.core.paths import Paths
+from sparkpin.memory.geometry import read_geometry
+from sparkpin.memory.inputs import PlanInputs, read_inputs
+from sparkpin.memory.plan import Machine, make_plan
+from sparkpin.memory.settings import CommandLine, read_settings
+from sparkpin.memory.weights import Loading, weigh
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import DRAFTER
 from sparkpin.pins.vllm_command import own_argv
-from sparkpin.serve.memory.geometry import read_geometry
-from sparkpin.serve.memory.plan import make_plan
-from sparkpin.serve.memory.recipe import Known, Machine, known_of
-from sparkpin.serve.memory.settings import read_settings
-from sparkpin.serve.memory.weights import Loading, weigh
 
 
 @pytest.fixture(scope="module")
@@ -96,26 +96,24 @@ def test_the_checkpoint_has_it_in_a_folder_whose_bytes_count(paired: Pairing, tm
     assert not is_complete(made, paired.checkpoint_key)
 
 
-def known() -> Known:
+def known() -> PlanInputs:
     recipe = manifests.load_recipe(PROJECT, "scripted-drafted")
     stack, chain = manifests.load_stack(PROJECT, recipe.stack), manifests.load_chain(PROJECT, recipe.stage)
-    return known_of(Paths.from_env(PROJECT), recipe, stack, chain)
+    return read_inputs(Paths.from_env(PROJECT), recipe, stack, chain)
 
 
-def dflash() -> Known:
+def dflash() -> PlanInputs:
     """Recipe qwen3.5-122b-dflash from published shapes, a layer's experts as one tensor: all of them take seconds."""
     recipe = manifests.load_recipe(PROJECT, "qwen3.5-122b-dflash")
     shapes = load_shapes(PROJECT, recipe.drafter or "")
     assert shapes
     drafter = read_geometry(shapes.config, "published", drafter=True)
-    settings = read_settings(
-        own_argv(recipe), {}, GEOMETRY, "cuda", vllm=(0, 33), wide_state=False, origin="", drafter=drafter
-    )
+    settings = read_settings(CommandLine(own_argv(recipe), {}, ""), "cuda", GEOMETRY, drafter=drafter)
     listed = shapes.listing(DRAFTER)
     own = (info for file in listed.headers for info in header_of(listed, file).tensors.values())
     every = (*tensors(Figure("v2-drafter")), *(info._replace(name=f"{DRAFTER}/{info.name}") for info in own))
     loading = Loading(draft=False, vision=True, int8_head=True, widened=False)
-    return Known(GEOMETRY, settings, loading, every, True, 0)
+    return PlanInputs(GEOMETRY, settings, loading, every, True)
 
 
 def test_the_plan_is_what_vllm_logged_with_a_drafter_of_the_model_s_own_geometry(
@@ -123,7 +121,7 @@ def test_the_plan_is_what_vllm_logged_with_a_drafter_of_the_model_s_own_geometry
 ) -> None:
     """vLLM 0.32 on a CPU without AVX512-BF16, this recipe: `CPU KV cache size: 399,360 tokens, Maximum concurrency for
     2,048 tokens per request: 195.00x`."""
-    monkeypatch.setattr("sparkpin.serve.memory.recipe.has_wide_state", lambda: False)
+    monkeypatch.setattr("sparkpin.memory.inputs.has_wide_state", lambda: False)
     found = known()
     weights = weigh(found.tensors, found.loading)
     made = make_plan(found.geometry, found.settings, weights, Machine(1 << 34, 1 << 34, "a test", "flag"))
@@ -151,7 +149,7 @@ def test_a_step_reads_a_drafter_as_often_as_it_runs() -> None:
     one_by_one, at_once = (
         {read.what: read.times for read in found.decode.step(1000).reads} for found in (known(), dflash())
     )
-    assert (one_by_one["drafter"], one_by_one["LM head"], one_by_one["KV cache of the drafter"]) == (3, 1, 3000)
-    assert (at_once["drafter"], at_once["LM head"], at_once["KV cache of the drafter"]) == (1, 2, 1000)
+    assert (one_by_one["drafter"], one_by_one["LM head"], one_by_one["KV cache of the drafter"]) == (3, 1, 3)
+    assert (at_once["drafter"], at_once["LM head"], at_once["KV cache of the drafter"]) == (1, 2, 1)
     assert at_once["INT4 experts"] == pytest.approx(86.57, abs=0.01)
     assert dflash().decode.step(1000).ceiling(273e9, 0.45) == pytest.approx(61.7, abs=0.1)

@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import fake_vllm
@@ -459,7 +458,8 @@ def test_the_texts_are_those_that_their_sources_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "free", "error"), [(True, 1 << 40, "needs 10.00 GiB"), (False, 0, "the measurements")]
+    ("gpus", "free", "error"),
+    [(True, 1 << 40, "needs 10.00 GiB"), (False, 1 << 40, "needs 10.00 GiB"), (False, 0, "the measurements")],
 )
 def test_what_has_no_room_is_not_started(
     paths: Paths, monkeypatch: pytest.MonkeyPatch, gpus: bool, free: int, error: str
@@ -472,7 +472,7 @@ def test_what_has_no_room_is_not_started(
         monkeypatch.setattr(own_server.running, name, no)
     monkeypatch.setattr(own_server, "uses_gpu", lambda *_: gpus)
     monkeypatch.setattr(own_server, "checkpoint_of", lambda *_: paths.project)
-    needed = memory_limit.Room(10 << 30, 10 << 30, SimpleNamespace(hints=()))  # type: ignore[arg-type]
+    needed = memory_limit.Room(10 << 30, 10 << 30, ())
     for name, told in {"drop_page_cache": None, "available": 1 << 30, "room_for": needed}.items():
         monkeypatch.setattr(own_server.memory_limit, name, lambda *_, told=told: told)
     usage = shutil.disk_usage(paths.project)

@@ -61,8 +61,8 @@ def test_systemd_takes_the_unit(tmp_path: Path, system: bool) -> None:
 
 def test_two_fit_at_once_only_where_a_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_limit, "available", lambda: 8 << 30)
-    plan = SimpleNamespace(hints=("--gpu-memory-utilization 0.5 asks for no more than is free",))
-    small, large = memory_limit.Room(4 << 30, 6 << 30, plan), memory_limit.Room(9 << 30, 12 << 30, plan)  # type: ignore[arg-type]
+    plan = ("--gpu-memory-utilization 0.5 asks for no more than is free",)
+    small, large = memory_limit.Room(4 << 30, 6 << 30, plan), memory_limit.Room(9 << 30, 12 << 30, plan)
     assert memory_limit.fits_beside(small) and not memory_limit.fits_beside(large)
     assert not memory_limit.fits_beside(memory_limit.Room(1 << 30, 2 << 30, None, "no rule for this model"))
     release = SimpleNamespace(tag="sparkpin/r:base-1")

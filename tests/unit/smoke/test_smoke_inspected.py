@@ -9,7 +9,6 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -228,13 +227,14 @@ def test_which_releases_wait_for_a_smoke_test(
     assert evidence.owes(records.paths, engine, made, load=load) == owed
 
 
-def test_without_room_on_the_gpu_no_server_is_started_and_the_release_is_not_at_fault(
-    records: Releases, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("gpus", [True, False])
+def test_without_memory_no_server_is_started_and_the_release_is_not_at_fault(
+    records: Releases, monkeypatch: pytest.MonkeyPatch, gpus: bool
 ) -> None:
     """As beside a served model: vLLM would refuse to start, and a good release be recorded as failed."""
     made = kept(records)
-    room = memory_limit.Room(10 << 30, 10 << 30, SimpleNamespace(hints=()))  # type: ignore[arg-type]
-    for name, given in {"engine_of": None, "obstacle": "", "uses_gpu": True, "checkpoint_of": records.root}.items():
+    room = memory_limit.Room(10 << 30, 10 << 30, ())
+    for name, given in {"engine_of": None, "obstacle": "", "uses_gpu": gpus, "checkpoint_of": records.root}.items():
         monkeypatch.setattr(task, name, lambda *_, given=given, **__: given)
     monkeypatch.setattr(task, "require_consistent", lambda *_: None)
     monkeypatch.setattr(task, "alone", lambda *_: contextlib.nullcontext())

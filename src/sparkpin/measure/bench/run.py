@@ -17,12 +17,12 @@ from sparkpin.measure.bench.measure import failures_of, measured
 from sparkpin.measure.bench.plan import BenchPlan, steps_of
 from sparkpin.measure.bench.record import BenchRecord, Ceiling, CellResult, Conditions, PeakMemory
 from sparkpin.measure.bench.target import BenchSubject, BenchTarget, memory_of, server_of, slowed
+from sparkpin.memory.decode import DecodeModel
+from sparkpin.memory.inputs import read_inputs
 from sparkpin.pins import manifests
 from sparkpin.pins.vllm_flags import drop_flags
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, now
-from sparkpin.serve.memory import recipe as memory
-from sparkpin.serve.memory.decode import DecodeModel
 from sparkpin.smoke.server import alone
 
 
@@ -153,5 +153,4 @@ def decode_of(paths: Paths, release: Release) -> DecodeModel:
         recipe = manifests.load_recipe(project, release.recipe)
         stack = manifests.load_stack(project, release.stack)
         chain = manifests.load_chain(project, release.stage)
-        known = memory.known_of(replace(paths, project=project), recipe, stack, chain)
-    return known.decode
+        return read_inputs(replace(paths, project=project), recipe, stack, chain).decode

@@ -89,9 +89,7 @@ def started(paths: Paths, engine: Engine, subject: BenchSubject) -> Iterator[Ben
     running.require_readable(checkpoint)
     running.require_image(engine, release)
     space = memory_limit.room_for(paths, engine, release, checkpoint)
-    if subject.gpus:
-        memory_limit.drop_page_cache()
-        memory_limit.require_room(space, release)
+    memory_limit.make_room(space, release, gpus=subject.gpus)
     wanted = LaunchOrder(
         release=release,
         checkpoint=checkpoint,

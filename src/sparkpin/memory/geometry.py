@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sparkpin.core.errors import ManifestError
 
 DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}
-# Bits of a cached key's and of a value's component: vLLM, model_executor/layers/quantization/turboquant/config.py.
-TURBOQUANT: Mapping[str, tuple[int, int]] = {
-    "turboquant_k8v4": (8, 4),
-    "turboquant_4bit_nc": (4, 4),
-    "turboquant_k3v4_nc": (3, 4),
-    "turboquant_3bit_nc": (3, 3),
-}
-ONE_BYTE = ("fp8", "fp8_e4m3", "fp8_e5m2")
+KNOWN = ("full_attention", "linear_attention", "sliding_attention")
+NEXT = "choose a model whose config.json describes a Qwen3.5 or a plain attention model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +54,7 @@ class Geometry:
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     def undivided(self, ranks: int) -> str:
-        """The first size that `ranks` does not divide, though vLLM must divide it; nothing where all are whole."""
+        """The first size that `ranks` does not divide, though vLLM must divide it; "" where all are whole."""
         sizes = {
             "attention heads": self.heads,
             "linear key heads": self.key_heads,
@@ -88,8 +82,7 @@ def read_geometry(config: Mapping[str, Any], origin: str, *, drafter: bool = Fal
 
     Raises ManifestError for a key that is missing or no positive number.
     """
-    text = config.get("text_config")
-    text = text if isinstance(text, dict) else config
+    text = text_of(config)
 
     def number(key: str, default: int | None = None) -> int:
         value = text.get(key, default)
@@ -120,15 +113,20 @@ def read_geometry(config: Mapping[str, Any], origin: str, *, drafter: bool = Fal
         experts_per_token=number("num_experts_per_tok", 0),
         expert_width=number("moe_intermediate_size", 0) or number("intermediate_size", 0),
         max_positions=positions(number("max_position_embeddings"), text),
-        dtype=dtype_of(config, text, origin),
-        ssm_dtype=state_dtype(text, origin),
+        # Older configs call it torch_dtype.
+        dtype=dtype_of(((part, key) for part in (config, text) for key in ("dtype", "torch_dtype")), origin)
+        or "bfloat16",
+        ssm_dtype=dtype_of([(text, "mamba_ssm_dtype")], origin),
         sliding=sliding,
         window=number("sliding_window") if sliding else 0,
         vision=any(str(name).endswith("ForConditionalGeneration") for name in config.get("architectures") or ()),
     )
 
 
-NEXT = "choose a model whose config.json describes a Qwen3.5 or a plain attention model"
+def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config that describes the text model."""
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
 
 
 def positions(stored: int, text: Mapping[str, Any]) -> int:
@@ -139,42 +137,27 @@ def positions(stored: int, text: Mapping[str, Any]) -> int:
     return int(stored * factor) if isinstance(factor, int | float) else stored
 
 
-KNOWN = ("full_attention", "linear_attention", "sliding_attention")
-
-
 def layer_kinds(text: Mapping[str, Any], layers: int, origin: str, known: Sequence[str]) -> list[str]:
     """One word a layer: from `layer_types`, else every n-th is full attention, else all are."""
     kinds = text.get("layer_types")
     if kinds is None:
-        every = text.get("full_attention_interval")
-        if not every:
-            return ["full_attention"] * layers
-        return ["full_attention" if (layer + 1) % every == 0 else "linear_attention" for layer in range(layers)]
+        every = text.get("full_attention_interval") or 1
+        return ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)]
     if not isinstance(kinds, list) or len(kinds) != layers:
         seen = f"{len(kinds)} entries" if isinstance(kinds, list) else kinds
         raise ManifestError(origin, "layer_types", seen, f"{layers} entries, one a layer", next_step=NEXT)
-    if not {"full_attention", "sliding_attention"} & set(kinds):
-        raise ManifestError(origin, "layer_types", kinds[:3], "at least one full_attention", next_step=NEXT)
-    unknown = sorted({str(kind) for kind in kinds} - set(known))
-    if unknown:
-        expected = f"{' and '.join(known)}, whose caches this plan knows"
-        raise ManifestError(origin, "layer_types", unknown[0], expected, next_step=NEXT)
+    unknown = next((str(kind) for kind in kinds if kind not in known), None)
+    if unknown or set(kinds) == {"linear_attention"}:
+        expected = f"{' and '.join(known)}, not linear_attention alone"
+        raise ManifestError(origin, "layer_types", unknown or kinds[:3], expected, next_step=NEXT)
     return kinds
 
 
-def dtype_of(config: Mapping[str, Any], text: Mapping[str, Any], origin: str) -> str:
-    """The type of the model's activations; older configs call it torch_dtype."""
-    for part in (config, text):
-        for key in ("dtype", "torch_dtype"):
-            if part.get(key) is not None:
-                if part[key] not in DTYPE_BYTES:
-                    raise ManifestError(origin, key, part[key], f"one of {', '.join(DTYPE_BYTES)}", next_step=NEXT)
-                return str(part[key])
-    return "bfloat16"
-
-
-def state_dtype(text: Mapping[str, Any], origin: str) -> str | None:
-    value = text.get("mamba_ssm_dtype")
-    if value is not None and value not in DTYPE_BYTES:
-        raise ManifestError(origin, "mamba_ssm_dtype", value, f"one of {', '.join(DTYPE_BYTES)}", next_step=NEXT)
-    return value
+def dtype_of(places: Iterable[tuple[Mapping[str, Any], str]], origin: str) -> str | None:
+    """The first type that is given, of these mappings and keys."""
+    for part, key in places:
+        if (value := part.get(key)) is not None:
+            if value not in DTYPE_BYTES:
+                raise ManifestError(origin, key, value, f"one of {', '.join(DTYPE_BYTES)}", next_step=NEXT)
+            return str(value)
+    return None

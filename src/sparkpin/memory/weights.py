@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from sparkpin.checkpoint.safetensors import TensorInfo
+from sparkpin.memory.geometry import Geometry
+from sparkpin.memory.settings import Settings
 
 INT4 = ("qweight", "qzeros", "scales", "g_idx")
 FP8 = ("F8_E4M3", "F8_E5M2")
-HEAD, MTP, VISION, DRAFTER = "LM head", "MTP layer", "vision tower", "drafter"
+HEAD, MTP, VISION, DRAFTER, EMBEDDINGS = "LM head", "MTP layer", "vision tower", "drafter", "embeddings"
 KINDS = (
     "INT4 experts", "INT4 layers", "FP4 experts", "FP4 layers", "FP8 experts", "FP8 layers",
-    "16-bit experts", "16-bit layers", "32-bit layers", "embeddings", HEAD, MTP, VISION, DRAFTER,
+    "16-bit experts", "16-bit layers", "32-bit layers", EMBEDDINGS, HEAD, MTP, VISION, DRAFTER,
 )  # fmt: skip
 """In the order of a table."""
-
+# A second model's names begin with its folder.
+BY_NAME = {".drafter/": DRAFTER, ".mtp.": MTP, ".visual.": VISION, "embed_tokens": EMBEDDINGS, "lm_head": HEAD}
 
 # vLLM 0.33, model_executor: models/qwen3_next.py, qwen3_5_mtp.py, qwen3_vl.py. in_proj_a and in_proj_b of AutoRound,
 # GPTQ and AWQ on CUDA, whose kernel takes no narrow parts: layers/mamba/gdn/qwen_gdn_linear_attn.py, maybe_disable_tp.
@@ -31,10 +34,9 @@ class Loading:
 
     draft: with the MTP drafter, which shares embeddings and LM head with the model (vLLM 0.32, v1/spec_decode/
     llm_base_proposer.py). vision: with the vision tower. int8_head: the mod int8-lm-head quantises the LM head.
-    widened: INT4 experts and FP8 layers are expanded to 16 bits, as the mods do on a CPU. ranks: tensor-parallel nodes
-    or GPUs. draft_rows: rows of the LM head that the mod draft-vocabulary copies, 0: none; draft_bits: of
-    a weight in them, 8 where the head's own form is kept. kv_heads: of a layer, where
-    that may be fewer than ranks.
+    widened: INT4 experts and FP8 layers are expanded to 16 bits, as the mods do on a CPU. ranks: tensor-parallel
+    machines or GPUs. draft_rows: rows of the LM head that the mod draft-vocabulary copies, 0: none; draft_bits: of a
+    weight in them, 8 where the head's own form is kept. kv_heads: of a layer, where that may be fewer than ranks.
     """
 
     draft: bool
@@ -46,20 +48,34 @@ class Loading:
     draft_bits: int = 8
     kv_heads: int | None = None
 
+    @classmethod
+    def of(cls, settings: Settings, geometry: Geometry, mods: Collection[str]) -> Loading:
+        """mods: of the chain of stages."""
+        return cls(
+            draft=settings.draft_layers > 0,
+            vision=not settings.text_only,
+            int8_head="int8-lm-head" in mods,
+            widened=settings.platform == "cpu",
+            ranks=settings.ranks,
+            draft_rows=settings.draft_rows if "draft-vocabulary" in mods else 0,
+            draft_bits=settings.draft_bits,
+            kv_heads=geometry.kv_heads,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class WeightKind:
-    """One kind. stored: bytes in the checkpoint; held: bytes in the memory of one node; note: why these differ.
+    """One kind. stored: bytes in the checkpoint; held: bytes in the memory of one machine; note: why these differ.
 
-    whole: of `held`, what every node has alike, as it is not divided.
+    whole: of `held`, what every machine has alike, as it is not divided.
     """
 
     kind: str
+    note: str
     tensors: int
     stored: int
     held: int
-    note: str
-    whole: int = 0
+    whole: int
 
 
 def weigh(tensors: Iterable[TensorInfo], loading: Loading) -> list[WeightKind]:
@@ -69,25 +85,26 @@ def weigh(tensors: Iterable[TensorInfo], loading: Loading) -> list[WeightKind]:
         kind = kind_of(info)
         row = counts.setdefault(kind, [0, 0, 0, 0])
         held, parts = held_bytes(info, kind, loading) + copied_bytes(info, kind, loading), parts_of(info, loading)
-        row[0] += 1
-        row[1] += info.nbytes
-        row[2] += -(-held // parts)
-        row[3] += held if parts == 1 < loading.ranks else 0
-    head = ["INT8 by the mod int8-lm-head"] if loading.int8_head else []
+        whole = held if parts == 1 < loading.ranks else 0
+        for at, more in enumerate((1, info.nbytes, -(-held // parts), whole)):
+            row[at] += more
+    notes = notes_of(loading)
+    return [WeightKind(kind, notes.get(kind, ""), *counts[kind]) for kind in KINDS if kind in counts]
+
+
+def notes_of(loading: Loading) -> dict[str, str]:
+    """Kind -> why a server holds other bytes than the checkpoint has."""
     again = "again in 4 bits" if loading.draft_bits == 4 and not loading.widened else "twice"
+    head = ["INT8 by the mod int8-lm-head"] if loading.int8_head else []
     head += [f"{loading.draft_rows:,} rows {again}, by the mod draft-vocabulary"] if loading.draft_rows else []
-    notes = {
-        HEAD: "; ".join(head),
-        MTP: "" if loading.draft else "not loaded: no MTP drafter",
-        VISION: "" if loading.vision else "not loaded: --language-model-only",
-    }
+    notes = {HEAD: "; ".join(head)}
+    if not loading.draft:
+        notes[MTP] = "not loaded: no MTP drafter"
+    if not loading.vision:
+        notes[VISION] = "not loaded: --language-model-only"
     if loading.widened:
         notes |= dict.fromkeys(("INT4 experts", "FP8 layers"), "16 bits a weight on a CPU")
-    return [
-        WeightKind(kind, counts[kind][0], counts[kind][1], counts[kind][2], notes.get(kind, ""), counts[kind][3])
-        for kind in KINDS
-        if kind in counts
-    ]
+    return notes
 
 
 def parts_of(info: TensorInfo, loading: Loading) -> int:
@@ -106,33 +123,19 @@ def parts_of(info: TensorInfo, loading: Loading) -> int:
 
 
 def kind_of(info: TensorInfo) -> str:
-    """By the tensor's name and type: INT4 as AutoRound and GPTQ name it, FP8 as Qwen, FP4 as ModelOpt. A second model's
-    names begin with its folder."""
+    """By the tensor's name and type: INT4 as AutoRound and GPTQ name it, FP8 as Qwen, FP4 as ModelOpt."""
     name, part = f".{info.name}", info.name.rpartition(".")[2]
-    if name.startswith(f".{DRAFTER}/"):
-        return DRAFTER
-    if ".mtp." in name:
-        return MTP
-    if ".visual." in name:
-        return VISION
-    if "embed_tokens" in name:
-        return "embeddings"
-    if "lm_head" in name:
-        return HEAD
+    if kind := next((kind for piece, kind in BY_NAME.items() if piece in name), None):
+        return kind
     place = "experts" if ".experts." in name else "layers"
     if part in INT4:
         return f"INT4 {place}"
-    if (
-        info.dtype == "U8"
-        or part in ("weight_scale_2", "input_scale")
-        or (part == "weight_scale" and info.dtype in FP8)
-    ):
+    scale_of_fp4 = part in ("weight_scale_2", "input_scale") or (part == "weight_scale" and info.dtype in FP8)
+    if info.dtype == "U8" or scale_of_fp4:
         return f"FP4 {place}"
     if info.dtype in FP8 or part.startswith("weight_scale"):
         return f"FP8 {place}"
-    if place == "experts":
-        return "16-bit experts"
-    return "32-bit layers" if info.dtype in ("F32", "I32") else "16-bit layers"
+    return "32-bit layers" if place == "layers" and info.dtype in ("F32", "I32") else f"16-bit {place}"
 
 
 def held_bytes(info: TensorInfo, kind: str, loading: Loading) -> int:

@@ -11,8 +11,8 @@ from benchmarks.scripted_tiny.network import FORMS, config
 from benchmarks.scripted_tiny.vocabulary import vocabulary
 from sparkpin.checkpoint import shapes
 from sparkpin.core.errors import ManifestError
+from sparkpin.memory.division import division_faults
 from sparkpin.pins.schema import FormatRule
-from sparkpin.serve.memory.node_shares import share_faults
 
 SHARED = [FormatRule(modules=["model.*.mlp.shared_expert.*_proj"], format="fp8", source="fp8", block=[128, 128])]
 REPOS = ("Intel/Qwen3.5-122B-A10B-int4-AutoRound", "Intel/Qwen3.5-35B-A3B-int4-AutoRound")
@@ -30,7 +30,7 @@ PLAIN = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "
 
 def seen(config: Any, flags: str, rules: Any = SHARED) -> list[str]:
     argv = ["vllm", "serve", "/model", *flags.split()]
-    return [str(fault.got) for fault in share_faults(config, argv, rules, "recipes/r.yaml")]
+    return [str(fault.got) for fault in division_faults(config, argv, rules, "recipes/r.yaml")]
 
 
 @pytest.mark.parametrize(
@@ -67,4 +67,4 @@ def test_blocks_count_only_where_there_are_some() -> None:
 
 def test_a_model_that_no_plan_here_knows() -> None:
     with pytest.raises(ManifestError):
-        list(share_faults({"layers": 3}, ["vllm", "serve", "/model", "-tp", "2"], (), "recipes/r.yaml"))
+        list(division_faults({"layers": 3}, ["vllm", "serve", "/model", "-tp", "2"], (), "recipes/r.yaml"))

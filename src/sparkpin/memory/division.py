@@ -1,6 +1,6 @@
-"""Whether each node's share of a model is whole: heads, quantisation blocks and groups, rows of the vocabulary.
+"""Whether each machine's share of a model is whole: heads, quantisation blocks and groups, rows of the vocabulary.
 
-vLLM checks the same, after every node has loaded its images and weights, and names neither node nor key.
+vLLM checks the same, after every machine has loaded its images and weights, and names neither machine nor key.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from fnmatch import fnmatch
 from typing import Any
 
 from sparkpin.core.errors import ManifestError
+from sparkpin.memory.geometry import Geometry, read_geometry, text_of
 from sparkpin.pins.nodes import MOST_NODES, PIPELINE, TENSOR
 from sparkpin.pins.schema import FormatRule
 from sparkpin.pins.vllm_flags import flag_value
-from sparkpin.serve.memory.geometry import Geometry, read_geometry
 
 VOCABULARY_PADDING = 64  # vllm/model_executor/layers/vocab_parallel_embedding.py
 HYBRID_PIPELINE = (
@@ -23,10 +23,10 @@ HYBRID_PIPELINE = (
 BODIES = ("model.language_model.layers", "model.layers")
 
 
-def share_faults(
+def division_faults(
     config: Mapping[str, Any], argv: Sequence[str], rules: Sequence[FormatRule], file: object
 ) -> Iterator[ManifestError]:
-    """What keeps a model from being served by the nodes of `argv`.
+    """What keeps a model from being served by the machines of `argv`.
 
     config: of the base; rules: of the `hybrid` step, where a stage has it. Raises ManifestError for a config that
     `read_geometry` cannot read.
@@ -62,8 +62,7 @@ def uneven(
 
 def split_widths(config: Mapping[str, Any], geometry: Geometry, ranks: int) -> dict[str, int]:
     """Module -> columns of its weight, which the ranks divide among themselves, and rows of what feeds it."""
-    text = config.get("text_config")
-    text = text if isinstance(text, dict) else config
+    text = text_of(config)
     kv_share = max(1, geometry.kv_heads // ranks) * geometry.head_dim
     found = {
         "mlp.experts.0.down_proj" if text.get("moe_intermediate_size") else "mlp.down_proj": geometry.expert_width,
@@ -78,26 +77,25 @@ def split_widths(config: Mapping[str, Any], geometry: Geometry, ranks: int) -> d
 
 def units_of(config: Mapping[str, Any], module: str, rules: Sequence[FormatRule]) -> set[tuple[int, str]]:
     """What may not be cut in a module's weight where the ranks divide it, over all layers that have the module."""
-    quantised = config.get("quantization_config")
-    quantised = quantised if isinstance(quantised, dict) else {}
-    layers = config.get("text_config", config).get("num_hidden_layers", 1)
     found: set[tuple[int, str]] = set()
-    for layer in range(layers):
+    for layer in range(text_of(config).get("num_hidden_layers", 1)):
         names = [f"{body}.{layer}.{module}" for body in BODIES]
         rule = next((one for one in rules if any(fnmatch(name, p) for name in names for p in one.modules)), None)
         if rule is None or rule.format == "keep":
-            found |= base_units(quantised, names)
+            found |= base_units(config.get("quantization_config"), names)
         elif rule.block:
             found.add((max(rule.block), "FP8 blocks"))
     return found
 
 
-def base_units(quantised: Mapping[str, Any], names: Sequence[str]) -> set[tuple[int, str]]:
+def base_units(quantised: object, names: Sequence[str]) -> set[tuple[int, str]]:
     """Of the base as published, by its quantization_config: block-scaled FP8, and INT4 in groups along the columns."""
+    if not isinstance(quantised, dict):
+        return set()
     block, group = quantised.get("weight_block_size"), quantised.get("group_size")
-    kept = quantised.get("modules_to_not_convert") or []
-    kept = [*kept, *(name for name, how in (quantised.get("extra_config") or {}).items() if how.get("bits") == 16)]
-    if any(name in kept for name in names):
+    kept = {*(quantised.get("modules_to_not_convert") or ())}
+    kept |= {name for name, how in (quantised.get("extra_config") or {}).items() if how.get("bits") == 16}
+    if kept & {*names}:
         return set()
     if isinstance(block, list) and block:
         return {(max(block), "FP8 blocks")}

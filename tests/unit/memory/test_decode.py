@@ -13,8 +13,8 @@ sys.path.append(str(PROJECT / "benchmarks/stage_table"))
 
 from figures import CHAIN, Figure, decode_of
 
+from sparkpin.memory.decode import DecodeStep, Read, distinct
 from sparkpin.pins import manifests
-from sparkpin.serve.memory.decode import DecodeStep, Read, distinct
 
 BASE, HYBRID, MTP, V2, V2_TQ = CHAIN
 SPARK, ACCEPTED = 273e9, manifests.load_published(PROJECT).accepted

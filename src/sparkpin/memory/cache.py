@@ -1,7 +1,7 @@
-"""How vLLM 0.32 cuts the KV pool into blocks: what a request of a length takes, and what the log will say.
+"""How vLLM cuts the KV pool into blocks: what a request of a length takes, and what the log will say.
 
-Each rule names the file of vLLM 0.32.0 that it was read in. A test runs vLLM's own code in the image on the
-same settings and wants the same numbers.
+Each rule names the file of vLLM 0.32.0 that it was read in; 0.33 differs where `Settings.checkpoints` says so. A test
+runs vLLM's own code in the image on the same settings and compares the numbers.
 """
 
 from __future__ import annotations
@@ -10,28 +10,33 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sparkpin.serve.memory.geometry import DTYPE_BYTES, ONE_BYTE, TURBOQUANT, Geometry
-from sparkpin.serve.memory.settings import Settings
+from sparkpin.memory.geometry import DTYPE_BYTES, Geometry
+from sparkpin.memory.settings import CACHE_BITS, PACKED, Settings
 
-FORMATS = ("bfloat16", "fp8", *TURBOQUANT)
+FORMATS = ("bfloat16", "fp8", *PACKED)
 """What a plan compares."""
-
 DEFAULT_BLOCK: Mapping[str, int] = {"cpu": 128, "cuda": 16}  # platforms/cpu.py; config/cache.py
 KERNEL_BLOCK: Mapping[str, int] = {"cpu": 32, "cuda": 16}  # v1/attention/backends: cpu_attn, flash_attn, flashinfer
 PACKED_BLOCK: Mapping[str, int] = {"cpu": 16, "cuda": 128}  # mods/turboquant: its backends for these platforms
 
 
 @dataclass(frozen=True, slots=True)
-class DraftGroups:
-    """Of a second model's layers of one kind. sizes: layers of each group; block_size: tokens of a block; window: what
-    a request holds at most, 0 for all of it."""
+class Groups:
+    """Layers that are cached alike. sizes: layers of each group.
+
+    A request takes of each group's blocks: `copies`, whatever its length; or one for each `block_size` tokens, of at
+    most `window` (0: of all).
+    """
 
     sizes: tuple[int, ...]
-    block_size: int
-    window: int
+    block_size: int = 0
+    window: int = 0
+    copies: int = 0
 
     def request_blocks(self, length: int) -> int:
-        """v1/kv_cache_interface.py, SlidingWindowSpec: one more, since a window need not begin with a block."""
+        """v1/kv_cache_interface.py. A window need not begin with a block, so it takes one more (SlidingWindowSpec)."""
+        if not self.block_size:
+            return len(self.sizes) * self.copies
         held = min(length, self.window) if self.window else length
         return len(self.sizes) * (-(-held // self.block_size) + (self.window > 0))
 
@@ -40,62 +45,54 @@ class DraftGroups:
 class Cache:
     """The KV pool's layout. A block of any group takes `page_bytes` of each layer that the widest group has.
 
-    slot_bytes: key and value of one token in one attention layer; state_bytes: conv and recurrent state of one linear
-    layer, conv_bytes and ssm_bytes its parts. groups: layers of each group, attention's first; state_blocks: that one
-    request holds in each of the state groups, whatever its length. padding: layers' worth of each block that
-    nothing uses, summed over the groups. drafts: groups of a second model's layers that are cached apart.
+    slot_bytes: key and value of one token in one attention layer; conv_bytes, ssm_bytes: the states of one linear
+    layer. drafts: groups of a second model's layers that are cached apart.
     """
 
     cache_dtype: str
     slot_bytes: int
     conv_bytes: int
     ssm_bytes: int
-    block_size: int
     page_bytes: int
-    attention_groups: tuple[int, ...]
-    state_groups: tuple[int, ...]
-    state_blocks: int
-    drafts: tuple[DraftGroups, ...] = ()
+    attention: Groups
+    states: Groups
+    drafts: tuple[Groups, ...] = ()
+
+    @property
+    def kinds(self) -> tuple[Groups, ...]:
+        return (self.attention, self.states, *self.drafts)
 
     @property
     def groups(self) -> tuple[int, ...]:
-        return (*self.attention_groups, *self.state_groups, *(size for one in self.drafts for size in one.sizes))
+        """Layers of each group."""
+        return tuple(size for kind in self.kinds for size in kind.sizes)
+
+    @property
+    def block_size(self) -> int:
+        return self.attention.block_size
 
     @property
     def state_bytes(self) -> int:
         return self.conv_bytes + self.ssm_bytes
 
     @property
-    def group_size(self) -> int:
-        return max(self.groups)
-
-    @property
-    def padding(self) -> int:
-        return len(self.groups) * self.group_size - sum(self.groups)
-
-    @property
     def block_bytes(self) -> int:
         """Of one block of the pool."""
-        return self.group_size * self.page_bytes
+        return max(self.groups) * self.page_bytes
 
     @property
     def token_bytes(self) -> int:
         """Keys and values of one token in all attention layers, without any rounding."""
-        return self.slot_bytes * sum(self.attention_groups)
+        return self.slot_bytes * sum(self.attention.sizes)
 
     @property
     def states_bytes(self) -> int:
         """What the linear layers hold for one request, without any rounding."""
-        return self.state_bytes * sum(self.state_groups) * self.state_blocks
+        return self.state_bytes * sum(self.states.sizes) * self.states.copies
 
     def request_blocks(self, length: int) -> int:
-        """Blocks of a request of `length` tokens.
-
-        v1/core/kv_cache_utils.py, get_max_concurrency_for_kv_cache_config; v1/kv_cache_interface.py.
-        """
-        states = len(self.state_groups) * self.state_blocks
-        drafted = sum(one.request_blocks(length) for one in self.drafts)
-        return len(self.attention_groups) * -(-length // self.block_size) + states + drafted
+        """v1/core/kv_cache_utils.py, get_max_concurrency_for_kv_cache_config."""
+        return sum(kind.request_blocks(length) for kind in self.kinds)
 
     def blocks(self, pool: int) -> int:
         """Blocks of a pool of so many bytes: get_kv_cache_config_from_groups."""
@@ -107,9 +104,9 @@ class Cache:
 
     def longest(self, blocks: int) -> int:
         """Tokens of the longest request that fits alone."""
-        left = blocks - 1 - len(self.state_groups) * self.state_blocks
-        found = max(left, 0) // len(self.attention_groups) * self.block_size
-        while found > 0 and self.drafts and self.request_blocks(found) > blocks - 1:
+        left = blocks - 1 - self.states.request_blocks(0)
+        found = max(left, 0) // len(self.attention.sizes) * self.block_size
+        while found > 0 and self.request_blocks(found) > blocks - 1:
             found -= self.block_size
         return found
 
@@ -126,14 +123,13 @@ def lay_out(geometry: Geometry, settings: Settings, cache_dtype: str | None = No
     """The pool of one GPU, or of the CPU. cache_dtype: instead of the settings' own, to compare formats."""
     own = geometry.shard(settings.ranks)
     cache_dtype = cache_dtype or settings.cache_dtype
-    slot = own.kv_heads * slot_bytes(cache_dtype, own.head_dim)
+    slot = slot_bytes(own, cache_dtype)
     conv, ssm = state_bytes(own, settings)
     block = block_size(settings, cache_dtype, slot, conv + ssm)
-    attention = geometry.attention + settings.draft_layers
-    drafts, page = [], block * slot
+    attention, page = geometry.attention + settings.draft_layers, block * slot
+    drafts: list[tuple[int, int, int]] = []  # layers, tokens of a block, window
     if drafter := settings.drafter and settings.drafter.shard(settings.ranks):
-        draft_slot = drafter.kv_heads * slot_bytes(cache_dtype, drafter.head_dim)
-        full = drafter.attention - drafter.sliding
+        draft_slot, full = slot_bytes(drafter, cache_dtype), drafter.attention - drafter.sliding
         if draft_slot == slot:  # cached with the model's own
             attention, full = attention + full, 0
         # unify_kv_cache_spec_page_size: the smaller page gets more tokens, or stays in part empty.
@@ -147,38 +143,29 @@ def lay_out(geometry: Geometry, settings: Settings, cache_dtype: str | None = No
     counts = group_counts(attention, geometry.linear, *(layers for layers, *_ in drafts))
     # One state is running. "align" (prefix caching) keeps a second, and a third where a prefill stores one on its way;
     # each drafted token has its own: MambaSpec.
-    states = 1 + settings.prefix_caching + settings.checkpoints + settings.draft_tokens
+    copies = 1 + settings.prefix_caching + settings.checkpoints + settings.draft_tokens
     return Cache(
         cache_dtype=cache_dtype,
         slot_bytes=slot,
         conv_bytes=conv,
         ssm_bytes=ssm,
-        block_size=block,
         page_bytes=page,
-        attention_groups=split(attention, counts[0]),
-        state_groups=split(geometry.linear, counts[1]),
-        state_blocks=states if geometry.linear else 0,
-        drafts=tuple(
-            DraftGroups(split(layers, groups), tokens, window)
-            for (layers, tokens, window), groups in zip(drafts, counts[2:], strict=True)
-        ),
+        attention=Groups(split(attention, counts[0]), block),
+        states=Groups(split(geometry.linear, counts[1]), copies=copies if geometry.linear else 0),
+        drafts=tuple(Groups(split(n, c), size, held) for (n, size, held), c in zip(drafts, counts[2:], strict=True)),
     )
 
 
-def slot_bytes(cache_dtype: str, head_dim: int) -> int:
-    """Key and value of one token and KV head.
+def slot_bytes(geometry: Geometry, cache_dtype: str) -> int:
+    """Keys and values of one token in one layer.
 
     v1/kv_cache_interface.py, AttentionSpec; for TurboQuant layers/quantization/turboquant/config.py: a key of 3 or 4
     bits has a float16 norm, one of 8 bits nothing; a value has a float16 scale and zero; the sum is made even.
     """
-    if cache_dtype in DTYPE_BYTES:
-        return 2 * head_dim * DTYPE_BYTES[cache_dtype]
-    if cache_dtype in ONE_BYTE:
-        return 2 * head_dim
-    key_bits, value_bits = TURBOQUANT[cache_dtype]
-    key = math.ceil(head_dim * key_bits / 8) + (0 if key_bits == 8 else 2)
-    value = math.ceil(head_dim * value_bits / 8) + 4
-    return key + value + (key + value) % 2
+    key, value = (math.ceil(geometry.head_dim * bits / 8) for bits in CACHE_BITS[cache_dtype])
+    if cache_dtype in PACKED:
+        key, value = key + (0 if CACHE_BITS[cache_dtype][0] == 8 else 2), value + 4
+    return geometry.kv_heads * (key + value + (key + value) % 2)
 
 
 def state_bytes(geometry: Geometry, settings: Settings) -> tuple[int, int]:
@@ -191,8 +178,7 @@ def state_bytes(geometry: Geometry, settings: Settings) -> tuple[int, int]:
         return 0, 0
     inputs = geometry.conv_kernel - 1 + settings.draft_tokens
     conv = inputs * geometry.conv_width * DTYPE_BYTES[settings.conv_dtype]
-    ssm = geometry.value_heads * geometry.value_dim * geometry.key_dim * DTYPE_BYTES[settings.ssm_dtype]
-    return conv, ssm
+    return conv, geometry.value_heads * geometry.value_dim * geometry.key_dim * DTYPE_BYTES[settings.ssm_dtype]
 
 
 def block_size(settings: Settings, cache_dtype: str, slot: int, state: int) -> int:
@@ -201,7 +187,7 @@ def block_size(settings: Settings, cache_dtype: str, slot: int, state: int) -> i
     platforms/interface.py, _align_hybrid_block_size: in steps of the block size that was asked for, or of the
     platform's, and always a multiple of what the kernel takes.
     """
-    kernel = (PACKED_BLOCK if cache_dtype in TURBOQUANT else KERNEL_BLOCK)[settings.platform]
+    kernel = (PACKED_BLOCK if cache_dtype in PACKED else KERNEL_BLOCK)[settings.platform]
     asked = settings.block_size or max(DEFAULT_BLOCK[settings.platform], kernel)
     if not state:
         return asked

@@ -1,0 +1,210 @@
+"""The bytes that a decode step of one request reads, and the speed that they allow. Pure: data in, data out.
+
+A step checks `1 + drafted` tokens at once and then drafts as many again. docs/memory.md has the rules in words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sparkpin.checkpoint.safetensors import TensorInfo
+from sparkpin.memory.cache import Cache, lay_out, slot_bytes
+from sparkpin.memory.geometry import Geometry
+from sparkpin.memory.settings import Settings
+from sparkpin.memory.weights import (
+    DRAFTER,
+    EMBEDDINGS,
+    HEAD,
+    KINDS,
+    MTP,
+    VISION,
+    Loading,
+    held_bytes,
+    kind_of,
+    parts_of,
+)
+from sparkpin.pins.schema import PublishedSpeed
+
+EXPERT = re.compile(r"\.experts\.(\d+)\.")
+SHORT = 1000
+"""Tokens in the cache, about, with the prompts of published figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """`size` bytes are read `times` times in a step; times need not be whole."""
+
+    what: str
+    size: float
+    times: float
+
+    @property
+    def bytes(self) -> float:
+        return self.size * self.times
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    reads: tuple[Read, ...]
+    drafted: int
+
+    @property
+    def bytes(self) -> float:
+        return sum(read.bytes for read in self.reads)
+
+    def ceiling(self, bandwidth: float, accepted: float = 0.0) -> float:
+        """Tokens a second: the token that the model itself adds to each step, and the accepted share of the drafts.
+        bandwidth: bytes a second."""
+        return (1 + self.drafted * accepted) * bandwidth / self.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeModel:
+    """What a step's bytes follow from, of one of the tensor-parallel ranks.
+
+    dense: bytes of each kind of weights that every pass reads; routed: of all its routed experts. experts: routed ones
+    in a layer. shares_head: a second model drafts with the LM head of the first.
+    """
+
+    geometry: Geometry
+    settings: Settings
+    loading: Loading
+    dense: Mapping[str, int]
+    routed: Mapping[str, int]
+    experts: int
+    shares_head: bool
+
+    def step(self, context: int, *, same_experts: bool = False) -> DecodeStep:
+        """context: tokens in the cache. same_experts: all tokens of the step reach the experts that one of them
+        reaches, the other end of what routing can do; otherwise they are uniform and independent."""
+        tokens = 1 if same_experts else 1 + self.settings.draft_tokens
+        reads = (*self.weight_reads(tokens), *self.cache_reads(lay_out(self.geometry, self.settings), context))
+        return DecodeStep(tuple(read for read in reads if read.bytes), self.settings.draft_tokens)
+
+    def weight_reads(self, tokens: int) -> Iterator[Read]:
+        """tokens: of the pass that checks, each with experts of its own."""
+        drafted, active = self.settings.draft_tokens, min(self.geometry.experts_per_token, self.experts)
+        reached = distinct(self.experts, active, tokens)
+        times = {MTP: drafted, DRAFTER: self.settings.draft_passes}
+        for kind in KINDS:
+            if kind == HEAD:
+                yield from self.head_reads()
+            else:
+                yield Read(kind, self.dense[kind], times.get(kind, 1))
+            expert = self.routed[kind] / max(self.experts, 1)
+            if kind == MTP:  # its first pass takes all tokens that were checked, each other one a single token
+                yield Read("MTP experts", expert, reached + (drafted - 1) * active)
+            else:
+                yield Read(kind, expert, reached)
+
+    def head_reads(self) -> Iterator[Read]:
+        """Once to check; then once a draft, of the rows and in the form that drafting has."""
+        size, settings, rows = self.dense[HEAD], self.settings, self.loading.draft_rows
+        passes = settings.draft_tokens if settings.draft_layers else settings.draft_passes * self.shares_head
+        if not rows:
+            yield Read(HEAD, size, 1 + passes)
+            return
+        share, bits = min(1.0, rows / self.geometry.vocabulary), 8 if self.loading.widened else self.loading.draft_bits
+        yield Read(HEAD, size, 1)
+        yield Read("LM head to draft", size * share * bits / 8, passes)
+
+    def cache_reads(self, cache: Cache, context: int) -> Iterator[Read]:
+        settings, drafted = self.settings, self.settings.draft_tokens
+        # The states are read once and written for each token.
+        yield Read("GDN states", cache.state_bytes * self.geometry.linear, 2 + drafted)
+        yield Read("KV cache", cache.slot_bytes * self.geometry.attention, context)
+        yield Read("KV cache of the MTP layer", cache.slot_bytes * settings.draft_layers, context * drafted)
+        if drafter := settings.drafter:
+            slot = slot_bytes(drafter.shard(settings.ranks), settings.cache_dtype)
+            full = drafter.attention - drafter.sliding
+            tokens = full * context + drafter.sliding * min(context, drafter.window)
+            yield Read("KV cache of the drafter", slot * tokens, settings.draft_passes)
+
+
+def distinct(experts: int, active: int, tokens: int) -> float:
+    """Experts of a layer that `tokens` tokens are expected to reach.
+
+    Uniform, independent routing: a token misses a given expert with probability 1 - active / experts, all of them with
+    that to the power of `tokens`.
+    """
+    return experts * (1 - (1 - active / experts) ** tokens) if experts else 0.0
+
+
+def decode_model(
+    tensors: Iterable[TensorInfo], geometry: Geometry, settings: Settings, loading: Loading, *, symmetric: bool
+) -> DecodeModel:
+    """symmetric: the INT4 codes have no zero points of their own, so that kernels leave `qzeros` unread."""
+    dense, routed = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
+    experts, own_head = 0, False
+    for info in tensors:
+        kind = kind_of(info)
+        is_unread = (symmetric and info.name.endswith((".qzeros", ".g_idx"))) or (
+            kind == DRAFTER and "embed_tokens" in info.name
+        )
+        size = 0 if is_unread else -(-held_bytes(info, kind, loading) // parts_of(info, loading))
+        # Of a second model all experts are counted, which is too much where it has some.
+        if ".experts." not in info.name or kind == DRAFTER:
+            dense[kind] += size
+            own_head |= info.name.endswith("/lm_head.weight")
+            continue
+        routed[kind] += size
+        found = EXPERT.search(info.name)
+        experts = max(experts, int(found[1]) + 1 if found else info.shape[0])  # one tensor may hold all of a layer
+    dense[HEAD] = dense[HEAD] or dense[EMBEDDINGS]  # tied: the head is the embedding matrix
+    dense[EMBEDDINGS] = 0  # a row for each token
+    dense[VISION] = routed[VISION] = 0  # read with an image, not by decode
+    shares_head = settings.drafter is not None and not own_head
+    return DecodeModel(geometry, settings, loading, dense, routed, experts, shares_head)
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """step: with SHORT tokens in the cache; longer: steps with more. bandwidth: bytes a second, None where nobody
+    stated it. accepted: share of the drafted tokens, None where nobody knows. ranks: machines that share the weights,
+    of each of which these are the bytes."""
+
+    step: DecodeStep
+    longer: Mapping[int, DecodeStep]
+    bandwidth: float | None
+    accepted: float | None
+    published: tuple[PublishedSpeed, ...]
+    ranks: int
+
+    @classmethod
+    def of(
+        cls,
+        model: DecodeModel,
+        lengths: Sequence[int],
+        bandwidth: float | None,
+        accepted: float | None,
+        published: tuple[PublishedSpeed, ...],
+    ) -> Speed:
+        """lengths: tokens in the cache that the speed is of interest for, besides the short one."""
+        longer = {length: model.step(length) for length in lengths if length > SHORT}
+        return cls(model.step(SHORT), longer, bandwidth, accepted, published, model.settings.ranks)
+
+    @property
+    def ceiling(self) -> float | None:
+        """Tokens a second; None where bandwidth or acceptance are not known."""
+        return self.rate(self.step)
+
+    def rate(self, step: DecodeStep) -> float | None:
+        share = self.accepted if step.drafted else 0.0
+        return None if self.bandwidth is None or share is None else step.ceiling(self.bandwidth, share)
+
+    def to_json(self) -> dict[str, Any]:
+        """Bytes, bytes a second, tokens a second."""
+        return {
+            "context": SHORT,
+            "drafted": self.step.drafted,
+            "step_bytes": self.step.bytes,
+            "reads": [asdict(read) | {"bytes": read.bytes} for read in self.step.reads],
+            "bandwidth": self.bandwidth,
+            "accepted": self.accepted,
+            "ceiling": self.ceiling,
+            "ceilings": {length: self.rate(step) for length, step in self.longer.items()},
+            "published": [figure.model_dump() for figure in self.published],
+        }

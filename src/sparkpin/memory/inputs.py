@@ -1,0 +1,184 @@
+"""What a plan is made of: a recipe's flags, its model's config and headers, and the machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sparkpin.checkpoint import plan as checkpoints
+from sparkpin.checkpoint import shapes
+from sparkpin.checkpoint.repository import CONFIG, header_of, read_json
+from sparkpin.checkpoint.safetensors import TensorInfo
+from sparkpin.checkpoint.steps import checkpoint_steps, used_repositories
+from sparkpin.core.errors import HostError, InputError
+from sparkpin.core.names import MACHINES
+from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import gib
+from sparkpin.fetch import model
+from sparkpin.host import machine as host
+from sparkpin.memory import estimates
+from sparkpin.memory.decode import DecodeModel, Speed, decode_model
+from sparkpin.memory.geometry import Geometry, read_geometry
+from sparkpin.memory.plan import Machine, MemoryPlan, make_plan
+from sparkpin.memory.settings import OVERRIDES, CommandLine, Platform, Settings, read_settings
+from sparkpin.memory.weights import DRAFTER, Loading, weigh
+from sparkpin.pins import manifests, schema, vllm_command, vllm_flags
+from sparkpin.pins import nodes as placement
+
+SPARK = "linux/arm64"
+UNITS = {
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+    "TIB": 1 << 40,
+}
+
+
+@dataclass(frozen=True)
+class PlanInputs:
+    """What headers, config and flags say of a recipe. symmetric: its INT4 codes have no zero points of their own.
+
+    notes: where it is not from headers.
+    """
+
+    geometry: Geometry
+    settings: Settings
+    loading: Loading
+    tensors: tuple[TensorInfo, ...]
+    symmetric: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def decode(self) -> DecodeModel:
+        return decode_model(self.tensors, self.geometry, self.settings, self.loading, symmetric=self.symmetric)
+
+    def plan(self, machine: Machine) -> MemoryPlan:
+        """Of a recipe for several machines that of each: `needed` and `left` are bytes of one."""
+        made = make_plan(self.geometry, self.settings, weigh(self.tensors, self.loading), machine)
+        return replace(made, notes=self.notes)
+
+
+def read_inputs(
+    paths: Paths,
+    recipe: schema.Recipe,
+    stack: schema.Stack,
+    chain: tuple[schema.Stage, ...],
+    *,
+    nodes: int | None = None,
+) -> PlanInputs:
+    """The headers come from the model's lock, as for a checkpoint; nothing else is fetched, and no image is needed.
+
+    Of a model that has no lock they come from pins/shapes, if those know it. nodes: as if it were for so many machines.
+    """
+    pin = manifests.model_of(paths.project, recipe)
+    steps = checkpoint_steps(chain, pin)
+    used = used_repositories(pin, steps)
+    ahead = None if is_locked(paths.project, recipe) else shapes.shapes_of(paths.project, pin, used)
+    if ahead:
+        listings = {name: one.listing(name) for name, one in ahead.items()}
+    else:
+        listings = model.listings(paths, pin, manifests.load_model_lock(paths.project, pin), only=used)
+    planned = checkpoints.make_plan(listings, pin, steps)
+    platform: Platform = "cuda" if stack.platform == SPARK else "cpu"
+    argv, env = vllm_command.serve_argv(recipe, stack, chain)
+    if nodes is not None:
+        argv, env = as_if(argv, env, nodes, gpu=platform == "cuda")
+    command = CommandLine(argv, env, recipe.file, vllm_command.origins(recipe, stack, chain))
+    origin = f"{listings[pin.base].origin}: config.json"
+    geometry, drafter = read_geometry(overridden(planned.config, command), origin), None
+    places = checkpoints.final_tensors(planned, listings)
+    tensors = tuple(place.info for place in places if place.info.name not in planned.unlisted)
+    if draft := listings.get(schema.DRAFTER):
+        drafter = read_geometry(read_json(draft, CONFIG), f"{draft.origin}: config.json", drafter=True)
+        infos = (info for file in draft.headers for info in header_of(draft, file).tensors.values())
+        tensors += tuple(info._replace(name=f"{DRAFTER}/{info.name}") for info in infos)
+    settings = read_settings(command, platform, geometry, wide_state=has_wide_state(), drafter=drafter)
+    loading = Loading.of(settings, geometry, {mod for part in chain for mod in part.mods})
+    quantised = planned.config.get("quantization_config")
+    symmetric = isinstance(quantised, dict) and quantised.get("sym") is True
+    return PlanInputs(geometry, settings, loading, tensors, symmetric, shapes.notes(pin, ahead) if ahead else ())
+
+
+def is_locked(project: Path, recipe: schema.Recipe) -> bool:
+    """Whether its model, and its drafter, have locks."""
+    return not manifests.unlocked(project, manifests.model_of(project, recipe))
+
+
+def overridden(config: Mapping[str, Any], command: CommandLine) -> dict[str, Any]:
+    """A config with what --hf-overrides changes in it."""
+    return merged(config, vllm_flags.Flags(command.argv, command.origin, command.origins).json(OVERRIDES))
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    inner = {
+        key: merged(base[key], new)
+        for key, new in changes.items()
+        if isinstance(new, dict) and isinstance(base.get(key), dict)
+    }
+    return {**base, **changes, **inner}
+
+
+def as_if(argv: list[str], env: dict[str, str], nodes: int, *, gpu: bool) -> tuple[list[str], dict[str, str]]:
+    """A command as it would be for tensor parallelism over so many machines."""
+    if nodes < 1:
+        raise InputError(f"--nodes: got {nodes}, expected 1 or more", next_step="--nodes 2")
+    words = vllm_flags.drop_flags(argv, placement.TENSOR, placement.PIPELINE, placement.NODES)
+    return placement.spread(words, env, nodes, gpu=gpu)
+
+
+def has_wide_state(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether this CPU has AVX512-BF16, which changes the type of the GDN state (see settings.state_dtype)."""
+    return "avx512_bf16" in host.text(cpuinfo)
+
+
+def speed_of(
+    paths: Paths,
+    recipe: schema.Recipe,
+    stage: str,
+    inputs: PlanInputs,
+    lengths: tuple[int, ...],
+    bandwidth: float | None,
+) -> Speed:
+    """What a recipe's decode can reach, and what others have published of that stage on one Spark."""
+    published = manifests.load_published(paths.project)
+    drafter = manifests.model_of(paths.project, recipe).drafter
+    accepted = published.accepted if inputs.settings.draft_layers else None
+    if drafter and drafter.drafts:
+        accepted = drafter.drafts.accepted
+    one_spark = inputs.settings.ranks == 1 and bandwidth == estimates.SPARK_BANDWIDTH
+    figures = tuple(one for one in published.speeds if one_spark and (one.recipe, one.stage) == (recipe.name, stage))
+    return Speed.of(inputs.decode, lengths, bandwidth, accepted, figures)
+
+
+def machine_for(stack: schema.Stack, memory: str = "", free: str = "") -> Machine:
+    """The machine that was asked for, else this one if the stack is for it, else a Spark."""
+    here = host.read_host()
+    if memory:
+        total = parse_size("memory", memory)
+        made = Machine(total, total, f"a machine with {memory}", "flag")
+    elif here.arch == MACHINES[stack.platform]:
+        made = Machine(here.memory_total, here.memory_available, "this machine", "measured")
+    elif stack.platform == SPARK:
+        made = Machine(estimates.SPARK_TOTAL, estimates.SPARK_FREE, "an idle DGX Spark", "estimate")
+    else:
+        raise HostError(f"stack {stack.name} is for {stack.platform}", next_step="give --memory, such as --memory 32GB")
+    if free and (size := parse_size("free", free)) > made.total:
+        expected = f"no more than the {gib(made.total)} of {made.source}"
+        step = "give --memory, the size of all memory, too, or a smaller --free"
+        raise InputError(f"--free: got {gib(size)}, expected {expected}", next_step=step)
+    return replace(made, free=size) if free else made
+
+
+def parse_size(option: str, text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip())
+    if not found or found[2].upper() not in UNITS or not float(found[1]):
+        expected = "a number and kB, MB, GB, TB, KiB, MiB, GiB or TiB"
+        raise InputError(f"--{option}: got {text!r}, expected {expected}", next_step=f"--{option} 128GB, or 119.2GiB")
+    return int(float(found[1]) * UNITS[found[2].upper()])

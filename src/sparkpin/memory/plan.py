@@ -1,0 +1,219 @@
+"""A recipe's memory plan: weights, caches and estimates against a machine's memory. Pure: data in, data out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sparkpin.memory import estimates
+from sparkpin.memory.cache import FORMATS, Cache, lay_out
+from sparkpin.memory.estimates import Estimate
+from sparkpin.memory.geometry import Geometry
+from sparkpin.memory.settings import Settings
+from sparkpin.memory.weights import WeightKind
+from sparkpin.pins.vllm_flags import AUTO
+
+LENGTHS = (32_768, 131_072, 262_144)
+How = Literal["header", "config", "flag", "vLLM's rule", "estimate", "measured"]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """total, free: bytes; source: which machine that is; how: how well its sizes are known."""
+
+    total: int
+    free: int
+    source: str
+    how: How
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLine:
+    """One share of the memory, and how it is known. span: lowest and highest bytes of an estimate that has a range."""
+
+    what: str
+    bytes: int
+    how: How
+    note: str = ""
+    span: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, what: str, estimate: Estimate, note: str) -> MemoryLine:
+        return cls(what, estimate.likely, "estimate", note, estimate[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a pool holds in one cache format. tokens, concurrency: as vLLM logs them for max_model_len.
+
+    requests: length -> how many of that length fit at once, for the lengths up to max_model_len.
+    """
+
+    cache: Cache
+    chosen: bool
+    blocks: int
+    tokens: int
+    concurrency: float
+    requests: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Of one machine: of a release for several machines, of each of them.
+
+    inside: shares before the KV pool; outside: shares that vLLM's budget does not count. budget: what vLLM wants to be
+    free at its start; None where nothing is asked. pool_line: the KV cache's share.
+    """
+
+    geometry: Geometry
+    settings: Settings
+    machine: Machine
+    max_model_len: int
+    inside: tuple[MemoryLine, ...]
+    outside: tuple[MemoryLine, ...]
+    weights: tuple[WeightKind, ...]
+    budget: int | None
+    pool_line: MemoryLine
+    capacities: tuple[Capacity, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def chosen(self) -> Capacity:
+        return next(capacity for capacity in self.capacities if capacity.chosen)
+
+    @property
+    def lines(self) -> tuple[MemoryLine, ...]:
+        return (*self.inside, *self.outside, self.pool_line)
+
+    @property
+    def pool(self) -> int:
+        return self.pool_line.bytes
+
+    @property
+    def fixed(self) -> int:
+        return sum(line.bytes for line in self.inside)
+
+    @property
+    def around(self) -> int:
+        return sum(line.bytes for line in self.outside)
+
+    @property
+    def needed(self) -> int:
+        """Of the machine's free memory."""
+        return max(self.budget or 0, self.fixed + self.pool) + self.around
+
+    @property
+    def left(self) -> int:
+        """Bytes of the free memory that nothing of the plan takes; below 0 where it does not fit."""
+        return self.machine.free - self.needed
+
+    @property
+    def has_pool(self) -> bool:
+        return self.pool > 0 or self.budget is None or self.fixed < self.budget
+
+    @property
+    def holds_a_request(self) -> bool:
+        return self.chosen.cache.requests(self.chosen.blocks, max(self.max_model_len, 1)) > 0
+
+    @property
+    def most_sequences(self) -> int | None:
+        """None where nothing limits them. vllm/config/compilation.py, resolve_cudagraph_mode_and_sizes: with graphs of
+        whole decode steps each sequence needs a block for its states, or vLLM refuses to start."""
+        return None if self.settings.eager or not self.chosen.cache.states.sizes else self.chosen.blocks
+
+    @property
+    def has_sequences(self) -> bool:
+        return self.most_sequences is None or self.settings.max_num_seqs <= self.most_sequences
+
+    @property
+    def has_positions(self) -> bool:
+        """vllm/config/model.py, _get_and_verify_max_len."""
+        return self.max_model_len <= self.geometry.max_positions or self.settings.longer
+
+    @property
+    def fits(self) -> bool:
+        parts = (self.has_pool, self.holds_a_request, self.has_sequences, self.has_positions, self.left >= 0)
+        return all(parts)
+
+
+def make_plan(geometry: Geometry, settings: Settings, weights: Sequence[WeightKind], machine: Machine) -> MemoryPlan:
+    inside, outside = inside_lines(geometry, settings, weights), outside_lines(settings)
+    # gpu_worker.py, cpu_worker.py: a share of all memory must be free at the start, on a GPU even if the pool is given.
+    share = math.ceil(machine.total * settings.utilization)
+    own = lay_out(geometry, settings)
+    given = settings.blocks * own.block_bytes if settings.blocks else settings.kv_bytes
+    fixed = [sum(span[at] for span in map(span_of, inside)) for at in range(3)]
+    least, pool, most = (max(0, share - size) if given is None else given for size in reversed(fixed))
+    max_len = settings.max_model_len
+    if max_len == AUTO:
+        max_len = min(geometry.max_positions, own.longest(own.blocks(pool)))
+    names = dict.fromkeys((settings.cache_dtype, *FORMATS))
+    return MemoryPlan(
+        geometry=geometry,
+        settings=settings,
+        machine=machine,
+        max_model_len=max_len,
+        inside=inside,
+        outside=outside,
+        weights=tuple(weights),
+        budget=share if settings.kv_bytes is None or settings.platform == "cuda" else None,
+        pool_line=pool_line(settings, (least, pool, most)),
+        capacities=tuple(
+            capacity(lay_out(geometry, settings, name), pool, max_len, chosen=name == settings.cache_dtype)
+            for name in names
+        ),
+    )
+
+
+def pool_line(settings: Settings, sizes: tuple[int, int, int]) -> MemoryLine:
+    """sizes: lowest, likely and highest bytes."""
+    if settings.kv_bytes is None and not settings.blocks:
+        note = f"what is left of {settings.utilization:g} of all memory"
+        return MemoryLine("KV pool", sizes[1], "vLLM's rule", note, (sizes[0], sizes[2]))
+    return MemoryLine("KV pool", sizes[1], "flag", "--num-gpu-blocks-override" if settings.blocks else settings.kv_from)
+
+
+def span_of(line: MemoryLine) -> tuple[int, int, int]:
+    """Lowest, likely and highest bytes."""
+    low, high = line.span or (line.bytes, line.bytes)
+    return low, line.bytes, high
+
+
+def inside_lines(geometry: Geometry, settings: Settings, weights: Sequence[WeightKind]) -> tuple[MemoryLine, ...]:
+    """What is there before the KV pool."""
+    step = f"{settings.max_num_batched_tokens:,} tokens a step, {settings.max_num_seqs:,} sequences"
+    found = [
+        MemoryLine("weights", sum(row.held for row in weights), "header", "see below"),
+        MemoryLine.of("activations", estimates.activations(geometry, settings), step),
+    ]
+    if settings.platform == "cpu":
+        note = "0.95 GiB measured with scripted-tiny"
+        return (*found, MemoryLine("server process", estimates.CPU_PROCESS, "estimate", note))
+    note = "--enforce-eager: none" if settings.eager else "1.29 GiB published for 48 layers"
+    found.append(MemoryLine.of("CUDA graphs", estimates.graphs(geometry, settings), note))
+    found.append(
+        MemoryLine.of("what vLLM counts as its own", estimates.HELD, "all that MemAvailable falls by meanwhile")
+    )
+    if buffers := estimates.LOADER_BUFFERS.get(settings.loader):
+        found.append(MemoryLine.of("loader's buffers", buffers, f"--load-format {settings.loader}"))
+    return tuple(found)
+
+
+def outside_lines(settings: Settings) -> tuple[MemoryLine, ...]:
+    """What vLLM's budget does not count."""
+    if settings.platform == "cpu":
+        return ()
+    found = [MemoryLine("server outside the budget", estimates.SPARK_SERVER, "estimate", "unified memory")]
+    if settings.ranks > 1:
+        found.append(MemoryLine("NCCL's buffers", estimates.NCCL, "estimate", "from a report of four Sparks"))
+    note = "below it the server is ended"
+    return (*found, MemoryLine("kept for the machine", estimates.HOST_RESERVE, "config", note))
+
+
+def capacity(cache: Cache, pool: int, max_len: int, *, chosen: bool) -> Capacity:
+    blocks = cache.blocks(pool)
+    tokens, concurrency = cache.capacity(blocks, max_len) if max_len > 0 else (0, 0.0)
+    lengths = sorted({length for length in (*LENGTHS, max_len) if 0 < length <= max_len})
+    return Capacity(cache, chosen, blocks, tokens, concurrency, {n: cache.requests(blocks, n) for n in lengths})

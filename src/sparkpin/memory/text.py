@@ -1,0 +1,192 @@
+"""A memory plan and the speed that it allows, for people and as JSON: every sentence of `plan` stands here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from sparkpin.core.terminal import gib, size
+from sparkpin.memory.decode import SHORT, Speed
+from sparkpin.memory.estimates import SPARK_BANDWIDTH
+from sparkpin.memory.plan import Capacity, MemoryPlan
+from sparkpin.memory.settings import LONG
+
+Row = tuple[str, ...]
+MEMORY = ("what", "size", "range", "known from", "note")
+WEIGHTS = ("weights", "count", "in the checkpoint", "in memory", "note")
+CACHES = ("cache", "block", "bytes a token", "tokens", "concurrency")
+
+
+def title(plan: MemoryPlan, recipe: str, stage: str) -> Iterator[str]:
+    machine, ranks = plan.machine, plan.settings.ranks
+    verdict = "fits" if plan.fits else "DOES NOT FIT, see the end"
+    each = f"each of {ranks} machines, " if ranks > 1 else ""
+    yield f"Memory plan of recipe {recipe}, stage {stage}, on {each}{machine.source} ({machine.how}): {verdict}"
+    yield f"  {gib(machine.total)} in all, {gib(machine.free)} free"
+
+
+def memory_rows(plan: MemoryPlan) -> list[Row]:
+    rows: list[Row] = [
+        (line.what, gib(line.bytes), span(*line.span) if line.span else "", line.how, line.note) for line in plan.lines
+    ]
+    rows.append(("needed", gib(plan.needed), "", "", "of what is free"))
+    if plan.budget is not None:
+        share = f"{plan.settings.utilization:g} of all memory"
+        rows.append(("budget", gib(plan.budget), "", "flag", f"--gpu-memory-utilization: {share}"))
+    if plan.left > 0:
+        rows.append(("left", gib(plan.left), "", "", "of what is free"))
+    return rows
+
+
+def span(low: int, high: int) -> str:
+    return "" if low == high else f"{gib(low)} to {gib(high)}"
+
+
+def weight_rows(plan: MemoryPlan) -> list[Row]:
+    rows = [(w.kind, f"{w.tensors:,}", gib(w.stored), gib(w.held), w.note) for w in plan.weights]
+    count, stored = sum(w.tensors for w in plan.weights), sum(w.stored for w in plan.weights)
+    return [*rows, ("in all", f"{count:,}", gib(stored), gib(sum(w.held for w in plan.weights)), "")]
+
+
+def cache_columns(plan: MemoryPlan) -> Row:
+    """Requests are counted for the lengths up to max_model_len."""
+    names = (f"{length // 1024}K" if length % 1024 == 0 else f"{length:,}" for length in plan.chosen.requests)
+    return (*CACHES, *(f"requests at {name}" for name in names))
+
+
+def cache_row(capacity: Capacity) -> Row:
+    cache = capacity.cache
+    return (
+        f"{cache.cache_dtype}{' (chosen)' if capacity.chosen else ''}",
+        f"{cache.block_size:,}",
+        f"{cache.token_bytes:,}",
+        f"{capacity.tokens:,}",
+        f"{capacity.concurrency:.2f}x",
+        *(str(count) for count in capacity.requests.values()),
+    )
+
+
+def cache_lines(plan: MemoryPlan) -> Iterator[str]:
+    """What is the same for every type of cache, and the chosen one in the words of vLLM's log."""
+    if plan.chosen.cache.states.sizes:
+        yield f"GDN states of a request: {gib(plan.chosen.cache.states_bytes)}, whatever the type of the cache"
+    yield log_line(plan)
+
+
+def log_line(plan: MemoryPlan) -> str:
+    """vLLM's own figures may differ."""
+    device = "CPU" if plan.settings.platform == "cpu" else "GPU"
+    return (
+        f"vLLM may log: {device} KV cache size: {plan.chosen.tokens:,} tokens, "
+        f"Maximum concurrency for {plan.max_model_len:,} tokens per request: {plan.chosen.concurrency:.2f}x"
+    )
+
+
+def speed_lines(speed: Speed) -> Iterator[str]:
+    each = f", each of {speed.ranks} machines" if speed.ranks > 1 else ""
+    step = speed.step
+    yield f"Decode: a step of one request reads {size(int(step.bytes))} ({SHORT:,} tokens in the cache{each})"
+    if speed.bandwidth is None:
+        yield "for the highest speed give the memory's bandwidth: --bandwidth GB/s"
+        return
+    whose = " (a DGX Spark's memory)" if speed.bandwidth == SPARK_BANDWIDTH else ""
+    at = f"at {speed.bandwidth / 1e9:g} GB/s{whose} the ceiling is"
+    none, every = step.ceiling(speed.bandwidth), step.ceiling(speed.bandwidth, 1.0)
+    drafts = f"{none:.1f} tokens/s if none of {step.drafted} drafted tokens is accepted, {every:.1f} if all are"
+    if speed.ceiling is None:
+        yield f"{at} {drafts}"
+        return
+    share = f" if {speed.accepted:.0%} of {step.drafted} drafted tokens are accepted" if step.drafted else ""
+    yield f"{at} {speed.ceiling:.1f} tokens/s{share}"
+    if step.drafted:
+        yield f"  {drafts}"
+    for length, longer in speed.longer.items():
+        yield f"  {speed.rate(longer):.1f} tokens/s with {length:,} tokens in the cache"
+    if speed.ranks > 1:
+        yield "  without the time that the machines take to exchange their results"
+    for figure in speed.published:
+        rate = figure.tokens_per_second
+        yield f"published: {rate:g} tokens/s, {rate / speed.ceiling:.0%} of the ceiling, {figure.date}, {figure.source}"
+        yield f"  {figure.says}"
+
+
+def verdict(plan: MemoryPlan) -> Iterator[str]:
+    """The last lines."""
+    yield from (f"note: {note}" for note in notes(plan))
+    yield from (f"DOES NOT FIT: {problem}" for problem in problems(plan))
+    yield from (f"  {hint}" for hint in hints(plan))
+    if plan.fits:
+        rest = ", except for what is not counted" if plan.settings.unread else ""
+        yield f"fits{rest} (docs/memory.md says how well each line is known)"
+
+
+def problems(plan: MemoryPlan) -> list[str]:
+    """Why it does not fit."""
+    settings, cache, found = plan.settings, plan.chosen.cache, []
+    if not plan.has_positions:
+        more = f"{plan.max_model_len:,} is more than the model's {plan.geometry.max_positions:,} positions"
+        found.append(f"--max-model-len {more}: vLLM refuses it without {LONG}=1, YaRN or not")
+    if not plan.has_pool:
+        lack = "nothing is left for the cache"
+        found.append(f"weights and the rest take {gib(plan.fixed)}, the budget is {gib(plan.budget or 0)}: {lack}")
+    elif not plan.holds_a_request:
+        longest = cache.longest(plan.chosen.blocks)
+        lack = f"one request of {plan.max_model_len:,} tokens, so vLLM would not start: --max-model-len {longest} fits"
+        found.append(f"the KV pool of {gib(plan.pool)} does not hold {lack if longest else 'a single request'}")
+    elif not plan.has_sequences:
+        why = f"the pool has {plan.most_sequences} blocks, and each sequence needs one for its states"
+        found.append(
+            f"--max-num-seqs {settings.max_num_seqs}: {why}, so vLLM would not start: at most {plan.most_sequences}"
+        )
+    if plan.left < 0:
+        machine = plan.machine
+        found.append(f"it needs {gib(plan.needed)} and {gib(machine.free)} are free ({machine.source})")
+    return found
+
+
+def hints(plan: MemoryPlan) -> list[str]:
+    """What would fit into the free memory."""
+    if plan.left >= 0:
+        return []
+    settings, free, least = plan.settings, plan.machine.free, plan.fixed + plan.around
+    if least > free:
+        return [f"without any cache it needs {gib(least)}: more memory, a smaller model or fewer tokens a step"]
+    found = []
+    if plan.budget is not None and plan.budget + plan.around > free:
+        share = math.floor((free - plan.around) / plan.machine.total * 100) / 100
+        found.append(f"--gpu-memory-utilization {share:g} asks for no more than is free")
+    if plan.pool > free - least and (settings.kv_bytes is not None or settings.blocks):
+        found.append(f"a KV pool of at most {gib(free - least)} fits ({plan.pool_line.note})")
+    return found
+
+
+def notes(plan: MemoryPlan) -> Iterator[str]:
+    """What else to know."""
+    settings, cache, geometry = plan.settings, plan.chosen.cache, plan.geometry
+    fitting = plan.chosen.requests.get(plan.max_model_len, 0)
+    if settings.max_num_seqs < fitting:
+        yield f"--max-num-seqs {settings.max_num_seqs} lets no more than so many of the {fitting} requests run at once"
+    least = plan.pool_line.span[0] if plan.pool_line.span else plan.pool
+    if plan.holds_a_request and cache.requests(cache.blocks(least), plan.max_model_len) < 1:
+        yield f"the lowest pool of its range, {gib(least)}, would not hold one request"
+    if settings.unread:
+        yield f"not counted, since this plan does not know what they do: {', '.join(settings.unread)}"
+    if plan.max_model_len > geometry.max_positions and settings.longer:
+        yield f"--max-model-len {plan.max_model_len:,} is more than the model's {geometry.max_positions:,} positions"
+    if whole := sum(row.whole for row in plan.weights):
+        yield f"{gib(whole)} of the weights are not divided: routers, norms and others are on every machine"
+    yield from plan.notes
+
+
+def to_json(plan: MemoryPlan) -> dict[str, Any]:
+    """All numbers in bytes and tokens, with those that are computed from fields."""
+    value: dict[str, Any] = asdict(plan)
+    value |= {name: getattr(plan, name) for name in ("fits", "needed", "left", "most_sequences")}
+    value |= {"problems": problems(plan), "hints": hints(plan), "notes": list(notes(plan))}
+    for row, one in zip(value["capacities"], plan.capacities, strict=True):
+        names = ("block_bytes", "block_size", "groups", "token_bytes", "states_bytes")
+        row["cache"] |= {name: getattr(one.cache, name) for name in names}
+        row["cache"]["request_blocks"] = one.cache.request_blocks(plan.max_model_len)
+    return value
