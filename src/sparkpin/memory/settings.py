@@ -28,9 +28,9 @@ CACHE_BITS: Mapping[str, tuple[int, int]] = {
 }
 """Of a cached key's and of a value's component: vLLM, model_executor/layers/quantization/turboquant/config.py."""
 BATCH_DEFAULTS: Mapping[Platform, tuple[int, int]] = {"cpu": (2048, 128), "cuda": (2048, 256)}
-"""Tokens a step and sequences of a server. On a GPU vLLM goes by its memory: 8,192 and 1,024 from 70 GiB on, 16,384
-from 160. On a GB10 NVML gives no memory (nvmlDeviceGetMemoryInfo is not supported), which counts as 0
-(vllm-project/vllm#57378). The only GPU that we have a stack for is that one."""
+"""Tokens a step and sequences of a server. vLLM gives a GPU from 70 GiB on 8,192 and 1,024, and a GB10 not: until 0.32
+NVML had no memory to report of it (vllm-project/vllm#57378), 0.33 knows it by its compute capability. We have a stack
+for no other GPU."""
 LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 ADDITIONAL, OVERRIDES = "--additional-config", "--hf-overrides"
 AT_ONCE = ("dflash", "dspark")

@@ -18,6 +18,10 @@ Of a release for several machines, each container watches the other end of torch
 Docker starts both again, and vLLM joins them. vLLM 0.32 and 0.33 would not: a worker whose head is gone waits for its
 next step for ever, and a head learns of its worker at the next request. A worker has no API: it is well while its
 server lives. Docker has to start it after a boot, whatever its exit code, so at its limit it waits without a server.
+
+A GPU that shares the machine's memory takes its own past the container's limit, and the machine freezes before its
+kernel kills anybody. So process 1 looks at the memory of the machine, and ends the server where less than `floor` bytes
+of it are left, whoever took them.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,11 +45,14 @@ HERE = Path(__file__).parent
 SETTINGS = "settings.json"
 RESTARTS = HERE / "state/restarts"  # their number, since the last time that all were there again
 STATE = Path("/tmp/sparkpin")  # a tmpfs: empty again at each start
-HUNG, UNASKED, PEER_LOST, OUT_OF_MEMORY = 70, 71, 72, 137
-"""Exit codes. 71: ended with 0 though nobody asked; 72: a worker of the pair has gone."""
+HUNG, UNASKED, PEER_LOST, NO_RESERVE, OUT_OF_MEMORY = 70, 71, 72, 73, 137
+"""Exit codes. 71: ended with 0 though nobody asked; 72: a worker of the pair has gone; 73: the machine had too little
+memory left, 137: its limit had none."""
 STAYS_DOWN = "stays down"  # how the last line of the log begins then
 METRICS_SECONDS = 5.0
 LOOK_SECONDS = 1  # between two looks for the other machines
+GUARD_SECONDS = 0.25  # between two looks at the machine's memory, which a server may take gigabytes of in a second
+MEMINFO = Path("/proc/meminfo")  # proc(5): of the machine, in a container, too
 PROMPT = "The sky is blue and the grass is"  # one token alone ends vLLM 0.32's engine on a CPU (causal_conv1d)
 BEGUN = "starting the server"  # divides the log into lives: Docker keeps one log over all restarts
 ALIVE = re.compile("vllm:(generation_tokens_total|prompt_tokens_total|kv_cache_usage_perc|iteration_tokens_total_sum)")
@@ -87,6 +95,13 @@ def run(argv: Sequence[str]) -> int:
             end(PEER_LOST, "a worker has gone from torch's store, here or on another machine")
         known.update(now)
 
+    def guard() -> None:
+        while not causes:
+            if (left := available()) < settings["floor"]:
+                kept = f"{settings['floor'] >> 20} MiB are kept for it"
+                end(NO_RESERVE, f"the machine had {left >> 20} MiB of memory left, and {kept}")
+            time.sleep(GUARD_SECONDS)
+
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     settings = load_settings()
@@ -95,6 +110,8 @@ def run(argv: Sequence[str]) -> int:
     say(BEGUN)
     server = subprocess.Popen(argv)
     signal.signal(signal.SIGUSR1, lambda *_: end(HUNG, "it answered no request any more"))
+    if settings.get("floor"):
+        threading.Thread(target=guard, daemon=True).start()
     if "store" in settings:
         signal.signal(signal.SIGALRM, look)
         signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
@@ -115,6 +132,11 @@ def kill_others() -> None:
     """Every process of the container but this one."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
+
+
+def available() -> int:
+    """Bytes that a new program could have on this machine, as the kernel estimates it."""
+    return 1024 * int(MEMINFO.read_text().partition("MemAvailable:")[2].split()[0])
 
 
 def connections(store: Sequence[Any]) -> set[str]:

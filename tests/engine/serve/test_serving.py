@@ -20,6 +20,7 @@ from watched import await_start, free_port, signal_processes, until
 from sparkpin.cli import serve as clients
 from sparkpin.core.errors import DownError, SmokeError
 from sparkpin.host.engine import Engine
+from sparkpin.releases import inside
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import launch, memory_limit, service, status, switching, waiting
@@ -93,6 +94,19 @@ def test_what_passes_its_memory_limit_is_ended_and_says_so(site: FakeSite, monke
     assert "exited with 137" in text and "the kernel killed 1 of its processes for want of memory" in text
     assert "that means: it passed its memory limit" in text and "to mend it: invoke plan --recipe fake" in text
     assert "the server's limit is 268.4 MB" in text
+
+
+def test_a_server_that_would_leave_the_machine_no_memory_is_ended_and_says_so(
+    site: FakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes 256 MiB more than are left above the reserve; its limit is far higher."""
+    monkeypatch.setattr(memory_limit, "room_for", lambda *_: Room(1, 2 << 30, None))
+    monkeypatch.setattr(launch, "floor_of", lambda _: memory_limit.available() - (256 << 20))
+    with pytest.raises(SmokeError) as caught:
+        site.start(site.faulty("memory"), port=site.port)
+    text = str(caught.value)
+    assert f"exited with {inside.NO_RESERVE}" in text
+    assert "the machine was about to run out of memory" in text and "invoke plan --recipe fake" in text
 
 
 def test_a_key_is_wanted_from_others_and_shown_to_nobody(site: FakeSite, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,6 +31,21 @@ def test_a_drafter_counts(checkpoint: Path) -> None:
     assert running.ready_timeout(checkpoint) == 600 + 2 * SIZE / 50e6
 
 
+@pytest.mark.parametrize(
+    ("memory", "jobs"),
+    [(24, 1), (16, 1), (16 + 9 * 8, 9), (1000, 20), (121, 13)],
+)
+def test_compilers_take_no_more_than_the_machine_has(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, memory: int, jobs: int
+) -> None:
+    """8 GiB each, beside 16 GiB and the weights; one at least, and one a core at most."""
+    monkeypatch.setattr(running.os, "cpu_count", lambda: 20)
+    monkeypatch.setattr(running, "folder_size", lambda _: 1)
+    assert running.compiler_jobs(memory * running.GIB + 1, checkpoint) == jobs
+    monkeypatch.setattr(running, "folder_size", lambda _: 66 * running.GIB)
+    assert running.compiler_jobs(121 * running.GIB, checkpoint) == 4
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "drafter/model.safetensors", "drafter"])
 def test_what_the_container_cannot_read(checkpoint: Path, name: str) -> None:
     running.require_readable(checkpoint)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,8 +34,8 @@ def lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     ):
         monkeypatch.setattr(module, name, value)
 
-    def live(rank: int | None, counted: int | None, allowed: int) -> int:
-        settings: dict[str, Any] = {"socket": str(tmp_path / "socket"), "restarts": allowed}
+    def live(rank: int | None, counted: int | None, allowed: int, **more: int) -> int:
+        settings: dict[str, Any] = {"socket": str(tmp_path / "socket"), "restarts": allowed, **more}
         settings |= {} if rank is None else {"rank": rank, "store": ("10.0.0.1", 29501)}
         (tmp_path / inside.SETTINGS).write_text(json.dumps(settings))
         inside.RESTARTS.unlink(missing_ok=True)
@@ -55,6 +56,22 @@ def test_at_its_limit_it_ends_with_0_and_says_so(
     assert lives(rank, 0, 1) == 0
     assert f"sparkpin: {inside.STAYS_DOWN}" in capsys.readouterr().out.splitlines()[-1]
     assert lives(rank, 1, 3) == 1, "the limit was raised"
+
+
+@pytest.mark.parametrize(("left", "code"), [((1 << 30) - 1, inside.NO_RESERVE), (1 << 30, 7)])
+def test_below_the_machine_s_reserve_it_ends_the_server(
+    lives: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int, code: int
+) -> None:
+    """Or the server ends by itself, a moment later."""
+    killed = threading.Event()
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text(f"MemTotal:  9999999 kB\nMemFree: 1 kB\nMemAvailable:   {left // 1024} kB\nBuffers: 1 kB\n")
+    monkeypatch.setattr(inside, "MEMINFO", meminfo)
+    monkeypatch.setattr(inside, "GUARD_SECONDS", 0)
+    monkeypatch.setattr(inside.time, "sleep", lambda _: None)
+    monkeypatch.setattr(inside.os, "kill", lambda *_: killed.set())
+    monkeypatch.setattr(inside, "reap", lambda pid: -9 if killed.wait(0.5) else 7)
+    assert lives(None, None, 2, floor=1 << 30) == code
 
 
 def test_a_full_disk_costs_no_more_than_the_count(lives: Any, monkeypatch: pytest.MonkeyPatch) -> None:
