@@ -16,6 +16,8 @@ from sparkpin.core.errors import HostError
 from sparkpin.core.names import MACHINES, platform_of
 
 ROOT = Path("/")
+HOST_RESERVE = 2 << 30
+"""Bytes kept for the machine: Docker, ssh and a shell go on. Process 1 of a container ends its server below it."""
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SLOWED = {
     "sw_power_cap": "the power limit",

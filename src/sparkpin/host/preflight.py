@@ -7,9 +7,10 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from sparkpin.core.errors import HostError, SparkpinError
 from sparkpin.core.files import existing_parent
@@ -66,8 +67,21 @@ def requirements(
         found += gpu_requirements(facts, stack.gpu.cuda)
     for row in disk_rows(folders_of(paths, needs_for(stack))):
         found.append(checked("disk space", not row.short, row.text, MORE_DISK))
+    if connected:
+        found.append(memory_guard(connected.info))
     memory = f"{size(host.memory_total)}, {size(host.memory_available)} of it available; {size(MEMORY)} needed"
     return [*found, checked("memory", host.memory_total >= MEMORY, memory, "a larger machine")]
+
+
+def memory_guard(info: Mapping[str, Any]) -> Requirement:
+    """What keeps a server from freezing its machine: the limit of its container, which the kernel has to be able to
+    set, and process 1 in it. info: the engine's."""
+    lacks = [what for what in ("MemoryLimit", "SwapLimit") if not info.get(what)]
+    text = f"containers have limits; a server on a GPU is ended below {size(machine.HOST_RESERVE)} of memory left"
+    fix = "boot with cgroup_enable=memory swapaccount=1 on the kernel's command line, then restart Docker"
+    return checked(
+        "memory guard", not lacks, text if not lacks else f"docker info: no {', no '.join(lacks)}", fix, "advice"
+    )
 
 
 def missing(paths: Paths, host: Host, stack: Stack, *, published: bool = False) -> list[Requirement]:

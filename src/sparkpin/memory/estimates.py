@@ -20,9 +20,6 @@ SPARK_SERVER = 5 * GIB
 """Outside of vLLM's budget on unified memory: the API server, and what the engine took before vLLM looked at what is
 free. An owner measured 5.6 GiB with graphs (MiaAI-Lab/GLM-5.3-Flash-EXL3-2x-DGX-Sparks#118)."""
 
-HOST_RESERVE = 2 * GIB
-"""Kept for the machine: Docker, ssh and a shell go on. Process 1 of a served container ends the server below it."""
-
 NCCL = 2 * GIB
 """NCCL's buffers, pinned in the host's memory before vLLM looks at what is free. Four Sparks with TP 4 and DCP 2 had
 8.1 GiB each (tonyd2wild/DeepSeek-V4.1-Flash-vLLM-DGX-Spark#8). With one peer for three that is 2.7, and less without

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from sparkpin.host.machine import HOST_RESERVE
 from sparkpin.memory import estimates
 from sparkpin.memory.cache import FORMATS, Cache, lay_out
 from sparkpin.memory.estimates import Estimate
@@ -209,7 +210,7 @@ def outside_lines(settings: Settings) -> tuple[MemoryLine, ...]:
     if settings.ranks > 1:
         found.append(MemoryLine("NCCL's buffers", estimates.NCCL, "estimate", "from a report of four Sparks"))
     note = "below it the server is ended"
-    return (*found, MemoryLine("kept for the machine", estimates.HOST_RESERVE, "config", note))
+    return (*found, MemoryLine("kept for the machine", HOST_RESERVE, "config", note))
 
 
 def capacity(cache: Cache, pool: int, max_len: int, *, chosen: bool) -> Capacity:

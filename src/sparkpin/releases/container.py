@@ -18,7 +18,7 @@ from typing import Any
 from sparkpin.core.errors import CheckpointError, EngineError, HostError, IntegrityError
 from sparkpin.host.containers import APIError, Container, DeviceRequest, LogConfig, Ulimit
 from sparkpin.host.engine import Engine, engine_errors
-from sparkpin.host.machine import read_host
+from sparkpin.host.machine import HOST_RESERVE, read_host
 from sparkpin.pins.nodes import STORE_PORT, NodeRank, env_at, nodes_of, words_at
 from sparkpin.pins.vllm_flags import MODEL_PATH
 from sparkpin.releases import compile_caches, inside
@@ -172,6 +172,11 @@ def process_one(node: Node | None, settings: Mapping[str, Any]) -> dict[str, byt
         settings = {**settings, "rank": node.place.rank, "store": (node.place.head, STORE_PORT)}
     program = Path(inside.__file__).read_bytes()
     return {"inside.py": program, inside.SETTINGS: json.dumps(settings).encode()}
+
+
+def floor_of(gpus: bool) -> int:
+    """Bytes of the machine's memory below which process 1 ends the server. Without a GPU the container's limit does."""
+    return HOST_RESERVE if gpus else 0
 
 
 def require_one_node(release: Release) -> None:

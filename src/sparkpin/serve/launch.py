@@ -9,7 +9,6 @@ from pathlib import Path
 
 from sparkpin.host.containers import APIError, Container, Healthcheck, Mount, NotFound
 from sparkpin.host.engine import Engine, engine_errors
-from sparkpin.memory.estimates import HOST_RESERVE
 from sparkpin.pins.vllm_flags import drop_flags, served_name
 from sparkpin.releases import container as running
 from sparkpin.releases import inside
@@ -124,14 +123,9 @@ def parts(wanted: LaunchOrder, folder: str) -> dict[str, bytes]:
         "start": wanted.timeout,
         "restarts": wanted.limits.restarts,
         "refill": wanted.limits.refill,
-        "floor": floor_of(wanted.gpus),
+        "floor": running.floor_of(wanted.gpus),
     }
     return running.process_one(wanted.node, settings)
-
-
-def floor_of(gpus: bool) -> int:
-    """Bytes of the machine's memory below which process 1 ends the server. Without a GPU the container's limit does."""
-    return HOST_RESERVE if gpus else 0
 
 
 def end(container: Container) -> None:

@@ -23,7 +23,7 @@ from sparkpin.releases.container import COMPILER, GIB, TMPFS_BYTES
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release
 
-HOST_RESERVE = estimates.HOST_RESERVE
+HOST_RESERVE = hosts.HOST_RESERVE
 SLACK = 2 * GIB
 """On top of the plan: what compiles, tokenizes and parses, which no plan counts."""
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")

@@ -45,7 +45,7 @@ STOP_SECONDS = 10
 
 @dataclass(frozen=True)
 class Place:
-    """One machine of a release for several.
+    """One machine of a release, which may be for several: then its node.
 
     checkpoint: its folder there; env: what it adds to the release's; where: the URL of
     another machine, "" for this one.
@@ -53,7 +53,7 @@ class Place:
 
     engine: Engine
     checkpoint: Path | str
-    node: running.Node
+    node: running.Node | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     where: str = ""
 
@@ -283,8 +283,8 @@ def started(
             return running.apart(found)
 
         if nodes == 1:
-            own = settings(engine, checkpoint, 1, {}) | {"entrypoint": argv[:1], "command": argv[1:]}
-            with container_of(paths, engine, release, "smoke", **own) as container:
+            own = settings(engine, checkpoint, 1, {})
+            with started_at(paths, release, Place(engine, checkpoint), argv, own) as container:
                 yield Server(container, folder / SOCKET, timeout)
             return
         containers = dict[Container, Place]()
@@ -298,19 +298,20 @@ def started(
                     place = Place(engine, checkpoint, node)
                 with errors_at(place):
                     own = settings(place.engine, place.checkpoint, 1 if places else nodes, place.env)
-                containers[stack.enter_context(started_node(paths, release, place, argv, own))] = place
+                containers[stack.enter_context(started_at(paths, release, place, argv, own))] = place
             first, *others = containers
             yield Server(first, folder / SOCKET, timeout, {one: containers[one] for one in others})
 
 
-def started_node(
+def started_at(
     paths: Paths, release: Release, place: Place, argv: Sequence[str], settings: dict[str, Any]
 ) -> contextlib.AbstractContextManager[Container]:
     """argv: of the server; settings: without what is the node's own."""
-    node = place.node
+    node, gpus = place.node, bool(settings.get("device_requests"))
     # Nobody starts it again: one restart allowed, or its exit code would be 0.
-    files = running.process_one(node, {"socket": f"{SOCKET_FOLDER}/{SOCKET}", "restarts": 1})
-    own = running.at_node(settings, node, gpus=bool(settings.get("device_requests"))) | {
+    own_settings = {"socket": f"{SOCKET_FOLDER}/{SOCKET}", "restarts": 1, "floor": running.floor_of(gpus)}
+    files = running.process_one(node, own_settings)
+    own = (running.at_node(settings, node, gpus=gpus) if node else settings) | {
         "entrypoint": [*running.PYTHON, f"{NODE_FOLDER}/inside.py", "run"],
         "command": running.node_argv(argv, node),
         "mounts": [Mount(target=NODE_FOLDER, source=None, type="volume")],  # goes with the container

@@ -20,6 +20,7 @@ from watched import await_start, free_port, signal_processes, until
 from sparkpin.cli import serve as clients
 from sparkpin.core.errors import DownError, SmokeError
 from sparkpin.host.engine import Engine
+from sparkpin.releases import container as running
 from sparkpin.releases import inside
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release, Releases
@@ -101,7 +102,7 @@ def test_a_server_that_would_leave_the_machine_no_memory_is_ended_and_says_so(
 ) -> None:
     """It takes 256 MiB more than are left above the reserve; its limit is far higher."""
     monkeypatch.setattr(memory_limit, "room_for", lambda *_: Room(1, 2 << 30, None))
-    monkeypatch.setattr(launch, "floor_of", lambda _: memory_limit.available() - (256 << 20))
+    monkeypatch.setattr(running, "floor_of", lambda _: memory_limit.available() - (256 << 20))
     with pytest.raises(SmokeError) as caught:
         site.start(site.faulty("memory"), port=site.port)
     text = str(caught.value)

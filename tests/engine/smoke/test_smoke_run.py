@@ -58,7 +58,7 @@ def test_a_server_that_answers_passes_and_leaves_evidence(site: FakeSite) -> Non
     assert record["passed"] and record["release"] == site.release.tag and record["image"] == site.release.image
     assert "--uds" in record["argv"] and "--port" not in record["argv"]
     assert record["host"] == read_fingerprint(site.engine.version).model_dump(mode="json")
-    assert result.log_path.read_bytes().startswith(b"version 0.32.0\n")
+    assert b"\nversion 0.32.0\n" in result.log_path.read_bytes()
     assert (record["load_format"], record["weights_seconds"]) == ("auto", 0.25)
     assert (result.load_format, result.weights_seconds) == ("auto", 0.25)
     lines = result.log_path.read_text().splitlines()

@@ -136,3 +136,8 @@ def test_a_command_that_fails_ends_the_installation() -> None:
     with pytest.raises(HostError, match="planted") as caught:
         preflight.install([failing, IPTABLES], DEBIAN)
     assert caught.value.exit_code == 3 and lines == [failing.fix]
+
+
+@pytest.mark.parametrize(("info", "state"), [({"MemoryLimit": True, "SwapLimit": True}, "ok"), ({}, "advice")])
+def test_an_engine_that_cannot_limit_memory_is_advice(info: dict[str, bool], state: str) -> None:
+    assert preflight.memory_guard(info).state == state
