@@ -5,6 +5,7 @@ A step checks `1 + drafted` tokens at once and then drafts as many again. docs/m
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -160,51 +161,35 @@ def decode_model(
     return DecodeModel(geometry, settings, loading, dense, routed, experts, shares_head)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Speed:
-    """step: with SHORT tokens in the cache; longer: steps with more. bandwidth: bytes a second, None where nobody
-    stated it. accepted: share of the drafted tokens, None where nobody knows. ranks: machines that share the weights,
-    of each of which these are the bytes."""
+    """lengths: tokens in the cache that the speed is of interest for, besides SHORT. bandwidth: bytes a second, None
+    where nobody stated it. accepted: share of the drafted tokens, None where nobody knows."""
 
-    step: DecodeStep
-    longer: Mapping[int, DecodeStep]
+    model: DecodeModel
+    lengths: Sequence[int]
     bandwidth: float | None
     accepted: float | None
     published: tuple[PublishedSpeed, ...]
-    ranks: int
 
-    @classmethod
-    def of(
-        cls,
-        model: DecodeModel,
-        lengths: Sequence[int],
-        bandwidth: float | None,
-        accepted: float | None,
-        published: tuple[PublishedSpeed, ...],
-    ) -> Speed:
-        """lengths: tokens in the cache that the speed is of interest for, besides the short one."""
-        longer = {length: model.step(length) for length in lengths if length > SHORT}
-        return cls(model.step(SHORT), longer, bandwidth, accepted, published, model.settings.ranks)
+    @functools.cached_property
+    def step(self) -> DecodeStep:
+        return self.model.step(SHORT)
 
-    @property
-    def ceiling(self) -> float | None:
+    def ceiling(self, context: int = SHORT) -> float | None:
         """Tokens a second; None where bandwidth or acceptance are not known."""
-        return self.rate(self.step)
-
-    def rate(self, step: DecodeStep) -> float | None:
+        step = self.step if context == SHORT else self.model.step(context)
         share = self.accepted if step.drafted else 0.0
         return None if self.bandwidth is None or share is None else step.ceiling(self.bandwidth, share)
 
     def to_json(self) -> dict[str, Any]:
         """Bytes, bytes a second, tokens a second."""
         return {
+            **asdict(self.step),
             "context": SHORT,
-            "drafted": self.step.drafted,
             "step_bytes": self.step.bytes,
-            "reads": [asdict(read) | {"bytes": read.bytes} for read in self.step.reads],
             "bandwidth": self.bandwidth,
             "accepted": self.accepted,
-            "ceiling": self.ceiling,
-            "ceilings": {length: self.rate(step) for length, step in self.longer.items()},
+            "ceilings": {length: self.ceiling(length) for length in (SHORT, *self.lengths)},
             "published": [figure.model_dump() for figure in self.published],
         }

@@ -20,7 +20,7 @@ from sparkpin.core.terminal import gib
 from sparkpin.fetch import model
 from sparkpin.host import machine as host
 from sparkpin.memory import estimates
-from sparkpin.memory.decode import DecodeModel, Speed, decode_model
+from sparkpin.memory.decode import SHORT, DecodeModel, Speed, decode_model
 from sparkpin.memory.geometry import Geometry, read_geometry
 from sparkpin.memory.plan import Machine, MemoryPlan, make_plan
 from sparkpin.memory.settings import OVERRIDES, CommandLine, Platform, Settings, read_settings
@@ -154,7 +154,7 @@ def speed_of(
         accepted = drafter.drafts.accepted
     one_spark = inputs.settings.ranks == 1 and bandwidth == estimates.SPARK_BANDWIDTH
     figures = tuple(one for one in published.speeds if one_spark and (one.recipe, one.stage) == (recipe.name, stage))
-    return Speed.of(inputs.decode, lengths, bandwidth, accepted, figures)
+    return Speed(inputs.decode, [one for one in lengths if one > SHORT], bandwidth, accepted, figures)
 
 
 def machine_for(stack: schema.Stack, memory: str = "", free: str = "") -> Machine:

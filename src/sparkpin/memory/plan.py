@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from sparkpin.core.terminal import gib
 from sparkpin.host.machine import HOST_RESERVE
 from sparkpin.memory import estimates
 from sparkpin.memory.cache import FORMATS, Cache, lay_out
 from sparkpin.memory.estimates import Estimate
 from sparkpin.memory.geometry import Geometry
-from sparkpin.memory.settings import Settings
+from sparkpin.memory.settings import LONG, Settings
 from sparkpin.memory.weights import WeightKind
 from sparkpin.pins.vllm_flags import AUTO
 
@@ -111,32 +112,49 @@ class MemoryPlan:
         return self.machine.free - self.needed
 
     @property
-    def has_pool(self) -> bool:
-        return self.pool > 0 or self.budget is None or self.fixed < self.budget
-
-    @property
-    def holds_a_request(self) -> bool:
-        return self.chosen.cache.requests(self.chosen.blocks, max(self.max_model_len, 1)) > 0
-
-    @property
     def most_sequences(self) -> int | None:
         """None where nothing limits them. vllm/config/compilation.py, resolve_cudagraph_mode_and_sizes: with graphs of
         whole decode steps each sequence needs a block for its states, or vLLM refuses to start."""
         return None if self.settings.eager or not self.chosen.cache.states.sizes else self.chosen.blocks
 
     @property
-    def has_sequences(self) -> bool:
-        return self.most_sequences is None or self.settings.max_num_seqs <= self.most_sequences
-
-    @property
-    def has_positions(self) -> bool:
-        """vllm/config/model.py, _get_and_verify_max_len."""
-        return self.max_model_len <= self.geometry.max_positions or self.settings.longer
-
-    @property
     def fits(self) -> bool:
-        parts = (self.has_pool, self.holds_a_request, self.has_sequences, self.has_positions, self.left >= 0)
-        return all(parts)
+        return not self.problems
+
+    @property
+    def problems(self) -> list[str]:
+        """Why it does not fit."""
+        settings, chosen, length, most, found = self.settings, self.chosen, self.max_model_len, self.most_sequences, []
+        if length > self.geometry.max_positions and not settings.longer:  # config/model.py, _get_and_verify_max_len
+            more = f"{length:,} is more than the model's {self.geometry.max_positions:,} positions"
+            found.append(f"--max-model-len {more}: vLLM refuses it without {LONG}=1, YaRN or not")
+        if self.budget is not None and not self.pool and self.fixed >= self.budget:
+            lack = "nothing is left for the cache"
+            found.append(f"weights and the rest take {gib(self.fixed)}, the budget is {gib(self.budget)}: {lack}")
+        elif not chosen.cache.requests(chosen.blocks, max(length, 1)):
+            longest = chosen.cache.longest(chosen.blocks)
+            lack = f"one request of {length:,} tokens, so vLLM would not start: --max-model-len {longest} fits"
+            found.append(f"the KV pool of {gib(self.pool)} does not hold {lack if longest else 'a single request'}")
+        elif most is not None and settings.max_num_seqs > most:
+            why = f"the pool has {most} blocks, and each sequence needs one for its states"
+            found.append(f"--max-num-seqs {settings.max_num_seqs}: {why}, so vLLM would not start: at most {most}")
+        if self.left < 0:
+            free = f"{gib(self.machine.free)} are free ({self.machine.source})"
+            found.append(f"it needs {gib(self.needed)} and {free}")
+        return found
+
+    @property
+    def hints(self) -> list[str]:
+        """What would fit into the free memory."""
+        free, least, found = self.machine.free, self.fixed + self.around, list[str]()
+        if self.left < 0 and least > free:
+            return [f"without any cache it needs {gib(least)}: more memory, a smaller model or fewer tokens a step"]
+        if self.budget is not None and self.budget + self.around > free:
+            share = math.floor((free - self.around) / self.machine.total * 100) / 100
+            found.append(f"--gpu-memory-utilization {share:g} asks for no more than is free")
+        if self.pool > free - least and self.pool_line.how == "flag":
+            found.append(f"a KV pool of at most {gib(free - least)} fits ({self.pool_line.note})")
+        return found
 
 
 def make_plan(geometry: Geometry, settings: Settings, weights: Sequence[WeightKind], machine: Machine) -> MemoryPlan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -11,11 +10,10 @@ from sparkpin.core.terminal import gib, size
 from sparkpin.memory.decode import SHORT, Speed
 from sparkpin.memory.estimates import SPARK_BANDWIDTH
 from sparkpin.memory.plan import Capacity, MemoryPlan
-from sparkpin.memory.settings import LONG
 
 Row = tuple[str, ...]
 MEMORY = ("what", "size", "range", "known from", "note")
-WEIGHTS = ("weights", "count", "in the checkpoint", "in memory", "note")
+WEIGHTS = ("weights", "count", "in the checkpoint", "in memory")
 CACHES = ("cache", "block", "bytes a token", "tokens", "concurrency")
 
 
@@ -45,9 +43,9 @@ def span(low: int, high: int) -> str:
 
 
 def weight_rows(plan: MemoryPlan) -> list[Row]:
-    rows = [(w.kind, f"{w.tensors:,}", gib(w.stored), gib(w.held), w.note) for w in plan.weights]
+    rows = [(w.kind, f"{w.tensors:,}", gib(w.stored), gib(w.held)) for w in plan.weights]
     count, stored = sum(w.tensors for w in plan.weights), sum(w.stored for w in plan.weights)
-    return [*rows, ("in all", f"{count:,}", gib(stored), gib(sum(w.held for w in plan.weights)), "")]
+    return [*rows, ("in all", f"{count:,}", gib(stored), gib(sum(w.held for w in plan.weights)))]
 
 
 def cache_columns(plan: MemoryPlan) -> Row:
@@ -85,8 +83,8 @@ def log_line(plan: MemoryPlan) -> str:
 
 
 def speed_lines(speed: Speed) -> Iterator[str]:
-    each = f", each of {speed.ranks} machines" if speed.ranks > 1 else ""
-    step = speed.step
+    ranks, step, ceiling = speed.model.settings.ranks, speed.step, speed.ceiling()
+    each = f", each of {ranks} machines" if ranks > 1 else ""
     yield f"Decode: a step of one request reads {size(int(step.bytes))} ({SHORT:,} tokens in the cache{each})"
     if speed.bandwidth is None:
         yield "for the highest speed give the memory's bandwidth: --bandwidth GB/s"
@@ -95,71 +93,31 @@ def speed_lines(speed: Speed) -> Iterator[str]:
     at = f"at {speed.bandwidth / 1e9:g} GB/s{whose} the ceiling is"
     none, every = step.ceiling(speed.bandwidth), step.ceiling(speed.bandwidth, 1.0)
     drafts = f"{none:.1f} tokens/s if none of {step.drafted} drafted tokens is accepted, {every:.1f} if all are"
-    if speed.ceiling is None:
+    if ceiling is None:
         yield f"{at} {drafts}"
         return
     share = f" if {speed.accepted:.0%} of {step.drafted} drafted tokens are accepted" if step.drafted else ""
-    yield f"{at} {speed.ceiling:.1f} tokens/s{share}"
+    yield f"{at} {ceiling:.1f} tokens/s{share}"
     if step.drafted:
         yield f"  {drafts}"
-    for length, longer in speed.longer.items():
-        yield f"  {speed.rate(longer):.1f} tokens/s with {length:,} tokens in the cache"
-    if speed.ranks > 1:
+    for length in speed.lengths:
+        yield f"  {speed.ceiling(length):.1f} tokens/s with {length:,} tokens in the cache"
+    if ranks > 1:
         yield "  without the time that the machines take to exchange their results"
     for figure in speed.published:
         rate = figure.tokens_per_second
-        yield f"published: {rate:g} tokens/s, {rate / speed.ceiling:.0%} of the ceiling, {figure.date}, {figure.source}"
+        yield f"published: {rate:g} tokens/s, {rate / ceiling:.0%} of the ceiling, {figure.date}, {figure.source}"
         yield f"  {figure.says}"
 
 
 def verdict(plan: MemoryPlan) -> Iterator[str]:
     """The last lines."""
     yield from (f"note: {note}" for note in notes(plan))
-    yield from (f"DOES NOT FIT: {problem}" for problem in problems(plan))
-    yield from (f"  {hint}" for hint in hints(plan))
+    yield from (f"DOES NOT FIT: {problem}" for problem in plan.problems)
+    yield from (f"  {hint}" for hint in plan.hints)
     if plan.fits:
         rest = ", except for what is not counted" if plan.settings.unread else ""
         yield f"fits{rest} (docs/memory.md says how well each line is known)"
-
-
-def problems(plan: MemoryPlan) -> list[str]:
-    """Why it does not fit."""
-    settings, cache, found = plan.settings, plan.chosen.cache, []
-    if not plan.has_positions:
-        more = f"{plan.max_model_len:,} is more than the model's {plan.geometry.max_positions:,} positions"
-        found.append(f"--max-model-len {more}: vLLM refuses it without {LONG}=1, YaRN or not")
-    if not plan.has_pool:
-        lack = "nothing is left for the cache"
-        found.append(f"weights and the rest take {gib(plan.fixed)}, the budget is {gib(plan.budget or 0)}: {lack}")
-    elif not plan.holds_a_request:
-        longest = cache.longest(plan.chosen.blocks)
-        lack = f"one request of {plan.max_model_len:,} tokens, so vLLM would not start: --max-model-len {longest} fits"
-        found.append(f"the KV pool of {gib(plan.pool)} does not hold {lack if longest else 'a single request'}")
-    elif not plan.has_sequences:
-        why = f"the pool has {plan.most_sequences} blocks, and each sequence needs one for its states"
-        found.append(
-            f"--max-num-seqs {settings.max_num_seqs}: {why}, so vLLM would not start: at most {plan.most_sequences}"
-        )
-    if plan.left < 0:
-        machine = plan.machine
-        found.append(f"it needs {gib(plan.needed)} and {gib(machine.free)} are free ({machine.source})")
-    return found
-
-
-def hints(plan: MemoryPlan) -> list[str]:
-    """What would fit into the free memory."""
-    if plan.left >= 0:
-        return []
-    settings, free, least = plan.settings, plan.machine.free, plan.fixed + plan.around
-    if least > free:
-        return [f"without any cache it needs {gib(least)}: more memory, a smaller model or fewer tokens a step"]
-    found = []
-    if plan.budget is not None and plan.budget + plan.around > free:
-        share = math.floor((free - plan.around) / plan.machine.total * 100) / 100
-        found.append(f"--gpu-memory-utilization {share:g} asks for no more than is free")
-    if plan.pool > free - least and (settings.kv_bytes is not None or settings.blocks):
-        found.append(f"a KV pool of at most {gib(free - least)} fits ({plan.pool_line.note})")
-    return found
 
 
 def notes(plan: MemoryPlan) -> Iterator[str]:
@@ -169,7 +127,7 @@ def notes(plan: MemoryPlan) -> Iterator[str]:
     if settings.max_num_seqs < fitting:
         yield f"--max-num-seqs {settings.max_num_seqs} lets no more than so many of the {fitting} requests run at once"
     least = plan.pool_line.span[0] if plan.pool_line.span else plan.pool
-    if plan.holds_a_request and cache.requests(cache.blocks(least), plan.max_model_len) < 1:
+    if plan.fits and not cache.requests(cache.blocks(least), plan.max_model_len):
         yield f"the lowest pool of its range, {gib(least)}, would not hold one request"
     if settings.unread:
         yield f"not counted, since this plan does not know what they do: {', '.join(settings.unread)}"
@@ -183,8 +141,8 @@ def notes(plan: MemoryPlan) -> Iterator[str]:
 def to_json(plan: MemoryPlan) -> dict[str, Any]:
     """All numbers in bytes and tokens, with those that are computed from fields."""
     value: dict[str, Any] = asdict(plan)
-    value |= {name: getattr(plan, name) for name in ("fits", "needed", "left", "most_sequences")}
-    value |= {"problems": problems(plan), "hints": hints(plan), "notes": list(notes(plan))}
+    value |= {name: getattr(plan, name) for name in ("fits", "problems", "hints", "needed", "left", "most_sequences")}
+    value |= {"notes": list(notes(plan))}
     for row, one in zip(value["capacities"], plan.capacities, strict=True):
         names = ("block_bytes", "block_size", "groups", "token_bytes", "states_bytes")
         row["cache"] |= {name: getattr(one.cache, name) for name in names}

@@ -65,13 +65,12 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class WeightKind:
-    """One kind. stored: bytes in the checkpoint; held: bytes in the memory of one machine; note: why these differ.
+    """One kind. stored: bytes in the checkpoint; held: bytes in the memory of one machine.
 
     whole: of `held`, what every machine has alike, as it is not divided.
     """
 
     kind: str
-    note: str
     tensors: int
     stored: int
     held: int
@@ -88,23 +87,7 @@ def weigh(tensors: Iterable[TensorInfo], loading: Loading) -> list[WeightKind]:
         whole = held if parts == 1 < loading.ranks else 0
         for at, more in enumerate((1, info.nbytes, -(-held // parts), whole)):
             row[at] += more
-    notes = notes_of(loading)
-    return [WeightKind(kind, notes.get(kind, ""), *counts[kind]) for kind in KINDS if kind in counts]
-
-
-def notes_of(loading: Loading) -> dict[str, str]:
-    """Kind -> why a server holds other bytes than the checkpoint has."""
-    again = "again in 4 bits" if loading.draft_bits == 4 and not loading.widened else "twice"
-    head = ["INT8 by the mod int8-lm-head"] if loading.int8_head else []
-    head += [f"{loading.draft_rows:,} rows {again}, by the mod draft-vocabulary"] if loading.draft_rows else []
-    notes = {HEAD: "; ".join(head)}
-    if not loading.draft:
-        notes[MTP] = "not loaded: no MTP drafter"
-    if not loading.vision:
-        notes[VISION] = "not loaded: --language-model-only"
-    if loading.widened:
-        notes |= dict.fromkeys(("INT4 experts", "FP8 layers"), "16 bits a weight on a CPU")
-    return notes
+    return [WeightKind(kind, *counts[kind]) for kind in KINDS if kind in counts]
 
 
 def parts_of(info: TensorInfo, loading: Loading) -> int:

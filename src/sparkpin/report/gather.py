@@ -17,7 +17,7 @@ from sparkpin.distribute.signing import Keys
 from sparkpin.fetch.model_files import TEXTS, repository_folder
 from sparkpin.fetch.store import Store, find_missing
 from sparkpin.memory.plan import MemoryPlan
-from sparkpin.memory.text import log_line, problems
+from sparkpin.memory.text import log_line
 from sparkpin.pins import manifests
 from sparkpin.releases.kept_inputs import project_of, reason
 from sparkpin.releases.protection import protections_of
@@ -194,7 +194,7 @@ def memory_row(plan: MemoryPlan) -> facts.ReportMemory:
         f"{fits}: needs {gib(plan.needed)} of {gib(machine.free)} free on {machine.source}",
         "good" if plan.fits else "bad",
         tuple((line.what, line.bytes, line.how) for line in plan.lines),
-        (log_line(plan), *problems(plan)),
+        (log_line(plan), *plan.problems),
         needed=plan.needed,
         free=machine.free,
         total=machine.total,

@@ -16,7 +16,6 @@ from sparkpin.host.engine import Engine
 from sparkpin.memory import estimates
 from sparkpin.memory.inputs import machine_for, read_inputs
 from sparkpin.memory.plan import Machine, MemoryPlan
-from sparkpin.memory.text import hints
 from sparkpin.pins import manifests
 from sparkpin.releases import container as running
 from sparkpin.releases.container import COMPILER, GIB, TMPFS_BYTES
@@ -53,7 +52,7 @@ def room_for(paths: Paths, engine: Engine, release: Release, checkpoint: Path, f
     except SparkpinError as error:
         needed = running.memory_limit(engine, checkpoint)
         return Room(needed, min(needed, most), None, str(error.message))
-    return Room(plan.needed, min(limit_of(plan, checkpoint), most), tuple(hints(plan)))
+    return Room(plan.needed, min(limit_of(plan, checkpoint), most), tuple(plan.hints))
 
 
 def limit_of(plan: MemoryPlan, checkpoint: Path) -> int:

@@ -37,7 +37,7 @@ from sparkpin.memory.geometry import read_geometry
 from sparkpin.memory.inputs import as_if, overridden
 from sparkpin.memory.plan import Machine, make_plan
 from sparkpin.memory.settings import GIB, CommandLine, read_settings
-from sparkpin.memory.text import hints, log_line, notes, problems, title, to_json
+from sparkpin.memory.text import log_line, notes, title, to_json
 from sparkpin.memory.weights import Loading, weigh
 from sparkpin.pins.vllm_flags import AUTO
 
@@ -231,7 +231,7 @@ def test_more_tokens_than_positions_do_not_fit_unless_vllm_is_told_to_take_them(
     weights = weights_122b(Loading(draft=False, vision=True, int8_head=False, widened=False))
     flags = "--max-model-len 16384 --max-num-seqs 16 --gpu-memory-utilization 0.8"
     made = make_plan(geometry, settings_of(geometry, flags, "cuda"), weights, SPARK)
-    [problem] = problems(made)
+    [problem] = made.problems
     assert "16,384" in problem and "8,192" in problem
     allowed = settings_of(geometry, flags, "cuda", VLLM_ALLOW_LONG_MAX_MODEL_LEN="1")
     made = make_plan(geometry, allowed, weights, SPARK)
@@ -253,17 +253,17 @@ def test_what_hf_overrides_change_is_the_config_s() -> None:
 
 def test_what_does_not_fit_comes_with_what_would() -> None:
     made = plan_122b(f"--gpu-memory-utilization 0.95 {SMALL}")
-    assert "--gpu-memory-utilization 0.84" in hints(made)[0]
+    assert "--gpu-memory-utilization 0.84" in made.hints[0]
     assert plan_122b(f"--gpu-memory-utilization 0.84 {SMALL}").fits
     given = plan_122b(f"{SHARE} {SMALL} --kv-cache-memory-bytes 60G")
-    assert "--kv-cache-memory-bytes 60G of recipes/r.yaml" in hints(given)[0]
+    assert "--kv-cache-memory-bytes 60G of recipes/r.yaml" in given.hints[0]
     most = (SPARK.free - given.fixed - given.around) / GIB
-    assert gib(int(most * GIB)) in hints(given)[0]
+    assert gib(int(most * GIB)) in given.hints[0]
     for pool, fits in ((most - 0.01, True), (most + 0.01, False)):
         assert plan_122b(f"{SHARE} {SMALL} --kv-cache-memory-bytes {int(pool * GIB)}").fits == fits
     small = plan_122b(SMALL, replace(SPARK, free=GIB))
-    assert len(hints(small)) == 1 and gib(small.fixed + small.around) in hints(small)[0]
-    assert hints(plan_122b(f"{SHARE} {SMALL}")) == []
+    assert len(small.hints) == 1 and gib(small.fixed + small.around) in small.hints[0]
+    assert plan_122b(f"{SHARE} {SMALL}").hints == []
 
 
 def test_each_sequence_wants_a_block_for_its_states() -> None:
@@ -271,7 +271,7 @@ def test_each_sequence_wants_a_block_for_its_states() -> None:
     flags = "--kv-cache-memory-bytes 8G --gpu-memory-utilization 0.8 --max-model-len 8192 --gdn-prefill-backend triton"
     made = plan_122b(f"{flags} --max-num-seqs 512")
     blocks = made.chosen.blocks
-    assert blocks < 512 and not made.fits and f"at most {blocks}" in problems(made)[0]
+    assert blocks < 512 and not made.fits and f"at most {blocks}" in made.problems[0]
     assert plan_122b(f"{flags} --max-num-seqs {blocks}").fits
     assert plan_122b(f"{flags} --max-num-seqs 512 --enforce-eager").fits
 
@@ -310,11 +310,11 @@ def test_weights_of_the_122b_by_kind() -> None:
 
 def test_weights_with_drafter_and_int8_head_and_on_a_cpu() -> None:
     loading = Loading(draft=True, vision=False, int8_head=True, widened=True)
-    held = {row.kind: (row.held, row.note) for row in weights_122b(loading)}
-    assert held["MTP layer"] == (5_047_358_464, "")
-    assert held["vision tower"] == (0, "not loaded: --language-model-only")
-    assert held["LM head"] == (248_320 * 3072 + 2 * (248_320 + 3072), "INT8 by the mod int8-lm-head")
-    assert held["INT4 experts"] == (48 * 256 * 3 * 1024 * 3072 * 2, "16 bits a weight on a CPU")
+    held = {row.kind: row.held for row in weights_122b(loading)}
+    assert held["MTP layer"] == 5_047_358_464
+    assert held["vision tower"] == 0
+    assert held["LM head"] == 248_320 * 3072 + 2 * (248_320 + 3072)
+    assert held["INT4 experts"] == 48 * 256 * 3 * 1024 * 3072 * 2
 
 
 def test_what_two_nodes_hold_of_the_weights() -> None:
@@ -413,12 +413,12 @@ def test_a_pool_that_does_not_hold_one_request_names_the_length_that_it_holds() 
     flags = f"--kv-cache-memory-bytes 4G {SHARE}"
     made = plan_122b(flags)
     longest = made.chosen.cache.longest(made.chosen.blocks)
-    (problem,) = problems(made)
+    (problem,) = made.problems
     assert "262,144" in problem and f"--max-model-len {longest}" in problem
     assert plan_122b(f"{flags} --max-model-len {longest}").fits
     assert plan_122b(f"{flags} --max-model-len auto").max_model_len == longest
     none = plan_122b(f"--kv-cache-memory-bytes 100m {SHARE} --max-model-len auto")
-    assert len(problems(none)) == 1 and not none.fits
+    assert len(none.problems) == 1 and not none.fits
 
 
 def test_a_gpus_share_must_be_free_even_if_the_pool_is_given() -> None:
@@ -441,7 +441,7 @@ def test_the_plan_as_json() -> None:
 def test_a_plan_that_does_not_fit_says_why() -> None:
     """The budget holds no cache, and it is more than what is free."""
     made = plan_122b("--gpu-memory-utilization 0.9", Machine(64 * GIB, 60 * GIB, "a small machine", "flag"))
-    assert not made.fits and made.pool == 0 and len(problems(made)) == 2
+    assert not made.fits and made.pool == 0 and len(made.problems) == 2
 
 
 def test_layer_types_may_be_given_as_an_interval() -> None:
