@@ -22,7 +22,7 @@ from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.releases.container import HOME_LABEL, log_of
 from sparkpin.releases.record import Releases
-from sparkpin.serve import crash_facts, keys, linked, load, nodes, unit
+from sparkpin.serve import crash_facts, keys, linked, nodes, unit, usage
 from sparkpin.serve.address import Address, AddressOptions, endpoint
 from sparkpin.serve.nodes import HERE
 from sparkpin.serve.postmortem import last_life, report
@@ -117,7 +117,7 @@ def show_all(
 
 
 def load_of(paths: Paths, served: Served) -> str:
-    """As `load.line`; "" for a server that does not tell, or of another home."""
+    """As `usage.usage_line`; "" for a server that does not tell, or of another home."""
     from sparkpin.smoke.replies import Fault  # slow to import
 
     if not served.ready or served.home != str(paths.home):
@@ -126,9 +126,9 @@ def load_of(paths: Paths, served: Served) -> str:
     key = path.read_text(encoding="utf-8").strip() if served.key and path.is_file() else None
     with client_of(served, key) as client, contextlib.suppress(Fault):
         read = [(time.monotonic(), client.get("/metrics").body.decode(errors="replace"))]
-        time.sleep(LOAD_SECONDS if total(read[0][1], load.RUNNING) else 0.01)
+        time.sleep(LOAD_SECONDS if total(read[0][1], usage.RUNNING) else 0.01)
         read.append((time.monotonic(), client.get("/metrics").body.decode(errors="replace")))
-        return load.line(read[0][1], read[1][1], read[1][0] - read[0][0])
+        return usage.usage_line(read[0][1], read[1][1], read[1][0] - read[0][0])
     return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -23,14 +24,16 @@ from sparkpin.checkpoint.shapes import load_shapes
 from sparkpin.checkpoint.steps import checkpoint_key
 from sparkpin.core.errors import CheckpointError, ManifestError
 from sparkpin.core.paths import Paths
+from sparkpin.memory.estimates import SPARK_FREE, SPARK_TOTAL
 from sparkpin.memory.geometry import read_geometry
 from sparkpin.memory.inputs import PlanInputs, read_inputs
 from sparkpin.memory.plan import Machine, make_plan
 from sparkpin.memory.settings import CommandLine, read_settings
 from sparkpin.memory.weights import Loading, weigh
 from sparkpin.pins import manifests
-from sparkpin.pins.schema import DRAFTER
+from sparkpin.pins.schema import DRAFTER, FlagValue
 from sparkpin.pins.vllm_command import own_argv
+from sparkpin.pins.vllm_flags import set_flag
 
 
 @pytest.fixture(scope="module")
@@ -102,13 +105,15 @@ def known() -> PlanInputs:
     return read_inputs(Paths.from_env(PROJECT), recipe, stack, chain)
 
 
-def dflash() -> PlanInputs:
-    """Recipe qwen3.5-122b-dflash from published shapes, a layer's experts as one tensor: all of them take seconds."""
+def dflash(*flags: tuple[str, FlagValue]) -> PlanInputs:
+    """Recipe qwen3.5-122b-dflash from published shapes, a layer's experts as one tensor: all of them take seconds.
+    flags: set in its command."""
     recipe = manifests.load_recipe(PROJECT, "qwen3.5-122b-dflash")
     shapes = load_shapes(PROJECT, recipe.drafter or "")
     assert shapes
     drafter = read_geometry(shapes.config, "published", drafter=True)
-    settings = read_settings(CommandLine(own_argv(recipe), {}, ""), "cuda", GEOMETRY, drafter=drafter)
+    argv = functools.reduce(lambda words, flag: set_flag(words, *flag), flags, own_argv(recipe))
+    settings = read_settings(CommandLine(argv, {}, ""), "cuda", GEOMETRY, drafter=drafter)
     listed = shapes.listing(DRAFTER)
     own = (info for file in listed.headers for info in header_of(listed, file).tensors.values())
     every = (*tensors(Figure("v2-drafter")), *(info._replace(name=f"{DRAFTER}/{info.name}") for info in own))
@@ -143,6 +148,33 @@ def test_a_drafter_of_other_geometry_has_groups_of_its_own() -> None:
     assert cache.groups == (6,) * 9 and [one.sizes for one in cache.drafts] == [(6,)]
     assert cache.block_size == 2 * cache.drafts[0].block_size
     assert cache.request_blocks(10 * cache.block_size) == 2 * 10 + 6 * 13 + 20  # 13 states: its own and 12 drafts'
+
+
+TRITON = ("--gdn-prefill-backend", "triton")
+SEVEN = {"method": "dflash", "model": "/model/drafter", "num_speculative_tokens": 7}
+ANOTHER = (
+    TRITON,
+    ("--speculative-config", SEVEN),
+    ("--enable-prefix-caching", None),
+    ("--gpu-memory-utilization", 0.85),
+)
+
+
+@pytest.mark.parametrize(
+    ("flags", "tokens", "near"),
+    [((TRITON,), 426_610, 0.08), (ANOTHER, 549_001, 0.05)],
+    ids=["Entrpi/qwen3.5-122B-A10B-on-spark", "styles01/sparkrun-recipes"],
+)
+def test_what_owners_logged_with_a_drafter_is_in_the_range(
+    flags: tuple[tuple[str, FlagValue], ...], tokens: int, near: float
+) -> None:
+    """Tokens in the cache, of vLLM 0.23 on a GB10 (docs/drafters.md)."""
+    found = dflash(*flags)
+    made = found.plan(Machine(SPARK_TOTAL, SPARK_FREE, "an idle DGX Spark", "estimate"))
+    cache, span = made.chosen.cache, made.pool_line.span
+    assert span and cache.capacity(cache.blocks(span[0]), 262_144)[0] < tokens
+    assert cache.capacity(cache.blocks(span[1]), 262_144)[0] > tokens
+    assert made.chosen.tokens == pytest.approx(tokens, rel=near)
 
 
 def test_a_step_reads_a_drafter_as_often_as_it_runs() -> None:

@@ -385,17 +385,19 @@ NVFP4 = "nvidia/Qwen3.6-35B-A3B-NVFP4"
 
 
 @pytest.mark.parametrize(
-    ("model", "flags", "weights", "pool"),
+    ("model", "flags", "weights", "pool", "near"),
     [
         # jtchilders-ai-assistant/warpcore-benchmarks, 2026-08-10
-        ("Intel/Qwen3.5-122B-A10B-int4-AutoRound", f"{STEP} 8192 --gpu-memory-utilization 0.8", 62.65, 26.26),
+        ("Intel/Qwen3.5-122B-A10B-int4-AutoRound", f"{STEP} 8192 --gpu-memory-utilization 0.8", 62.65, 26.26, 0.05),
         # whole logs of two owners, vLLM 0.22.1rc1 and 0.20.0
-        (NVFP4, f"{STEP} 8192 --gpu-memory-utilization 0.85 --max-num-seqs 5 {FP8} {MTP2}", 21.93, 74.76),
-        (NVFP4, f"{STEP} 65536 --gpu-memory-utilization 0.85 --max-num-seqs 8 {FP8}", 21.86, 66.93),
+        (NVFP4, f"{STEP} 8192 --gpu-memory-utilization 0.85 --max-num-seqs 5 {FP8} {MTP2}", 21.93, 74.76, 0.05),
+        (NVFP4, f"{STEP} 65536 --gpu-memory-utilization 0.85 --max-num-seqs 8 {FP8}", 21.86, 66.93, 0.05),
+        # 5.57x of 262,144 tokens, vLLM 0.17: before graphs were taken out of the budget
+        ("Intel/Qwen3.5-122B-A10B-int4-AutoRound", f"{STEP} 8192 --gpu-memory-utilization 0.85", 62.65, 35.26, 0.1),
     ],
 )
-def test_public_logs_of_a_gb10(model: str, flags: str, weights: float, pool: float) -> None:
-    """GiB of weights and of the KV pool, as vLLM logged them: within 5 %, and in the range."""
+def test_public_logs_of_a_gb10(model: str, flags: str, weights: float, pool: float, near: float) -> None:
+    """GiB of weights and of the KV pool, as vLLM logged them: in the range, and that near to the plan."""
     shapes = load_shapes(PROJECT, model)
     assert shapes
     geometry = read_geometry(shapes.config, model)
@@ -404,7 +406,7 @@ def test_public_logs_of_a_gb10(model: str, flags: str, weights: float, pool: flo
     infos = [info for file in listing.headers for info in header_of(listing, file).tensors.values()]
     rows = weigh(infos, Loading.of(settings, geometry, ()))
     made = make_plan(geometry, settings, rows, SPARK)
-    assert made.pool / GIB == pytest.approx(pool, rel=0.05)
+    assert made.pool / GIB == pytest.approx(pool, rel=near)
     assert made.pool_line.span and made.pool_line.span[0] < pool * GIB < made.pool_line.span[1]
     assert made.inside[0].bytes / GIB == pytest.approx(weights, rel=0.05)
 

@@ -9,7 +9,7 @@ MADE, CACHE = "vllm:generation_tokens_total", "vllm:kv_cache_usage_perc"
 QUERIES, HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
 
 
-def line(before: str, after: str, seconds: float) -> str:
+def usage_line(before: str, after: str, seconds: float) -> str:
     """What a metric does not tell is left out."""
     found = []
     if (made := total(after, MADE)) is not None:
