@@ -74,6 +74,7 @@ def run(argv: Sequence[str]) -> int:
     (STATE / "started").write_text(str(time.monotonic()))
     server: subprocess.Popen[bytes] | None = None
     causes: list[int] = []  # exit codes of what ended it; 0: it was asked to
+    over = threading.Event()
     known: set[str] = set()  # connections of all machines to torch's store
 
     def stop(number: int, _: object) -> None:
@@ -96,11 +97,11 @@ def run(argv: Sequence[str]) -> int:
         known.update(now)
 
     def guard() -> None:
-        while not causes:
+        while not over.wait(GUARD_SECONDS):
             if (left := available()) < settings["floor"]:
                 kept = f"{settings['floor'] >> 20} MiB are kept for it"
                 end(NO_RESERVE, f"the machine had {left >> 20} MiB of memory left, and {kept}")
-            time.sleep(GUARD_SECONDS)
+                return
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
@@ -116,6 +117,7 @@ def run(argv: Sequence[str]) -> int:
         signal.signal(signal.SIGALRM, look)
         signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
     code = reap(server.pid)
+    over.set()
     signal.setitimer(signal.ITIMER_REAL, 0)
     kill_others()
     code = outcome(code, causes)

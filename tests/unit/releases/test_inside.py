@@ -67,8 +67,7 @@ def test_below_the_machine_s_reserve_it_ends_the_server(
     meminfo = tmp_path / "meminfo"
     meminfo.write_text(f"MemTotal:  9999999 kB\nMemFree: 1 kB\nMemAvailable:   {left // 1024} kB\nBuffers: 1 kB\n")
     monkeypatch.setattr(inside, "MEMINFO", meminfo)
-    monkeypatch.setattr(inside, "GUARD_SECONDS", 0)
-    monkeypatch.setattr(inside.time, "sleep", lambda _: None)
+    monkeypatch.setattr(inside, "GUARD_SECONDS", 0.01)
     monkeypatch.setattr(inside.os, "kill", lambda *_: killed.set())
     monkeypatch.setattr(inside, "reap", lambda pid: -9 if killed.wait(0.5) else 7)
     assert lives(None, None, 2, floor=1 << 30) == code
