@@ -33,6 +33,9 @@ HOME = compile_caches.HOME
 ENV = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HOME": HOME, **compile_caches.ENV}
 GIB = 1 << 30
 TMPFS_BYTES = 2 * GIB
+GPU_PROCESSES = 20 * GIB
+"""Of a server, at most: what memory/estimates.py has outside of vLLM's budget, as its own and as a loader's buffers (5,
+8 and 5 GiB), and some slack."""
 COMPILER = 8 * GIB
 """What one takes that compiles FlashInfer's kernels for SM120 (flashinfer-ai/flashinfer#3634)."""
 BESIDE_COMPILERS = 16 * GIB  # for the system and the server: flashinfer-ai/flashinfer#3899
@@ -249,11 +252,18 @@ def all_gpus() -> dict[str, Any]:
     }
 
 
-def memory_limit(engine: Engine, checkpoint: Path, containers: int = 1) -> int:
-    """Bytes for a server without a GPU, or for each of its containers: weights twice (read and repacked), the cache and
-    the libraries."""
+def memory_limit(engine: Engine, checkpoint: Path, containers: int = 1, *, gpus: bool = False) -> int:
+    """Bytes for a server, or for each of its containers: weights twice (read and repacked), cache and libraries.
+
+    gpus: a GPU that shares the memory takes its own past every container (of 69 GiB allowed, one filled a Spark:
+    AEON-7/vllm-ultimate-dgx-spark#9), so the limit is what is left for processes, and for the compilers of a first
+    start.
+    """
     total = int(engine.client.info()["MemTotal"])
-    return min(2 * folder_size(checkpoint) + 8 * GIB, int(total * 0.9) // containers)
+    wanted = 2 * folder_size(checkpoint) + 8 * GIB
+    if gpus:
+        wanted = GPU_PROCESSES + compiler_jobs(total, checkpoint) * COMPILER + TMPFS_BYTES
+    return min(wanted, int(total * 0.9) // containers)
 
 
 def compiler_jobs(memory: int, checkpoint: Path | str) -> int:

@@ -13,12 +13,11 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import gib, say
 from sparkpin.host import machine as hosts
 from sparkpin.host.engine import Engine
-from sparkpin.memory import estimates
 from sparkpin.memory.inputs import machine_for, read_inputs
 from sparkpin.memory.plan import Machine, MemoryPlan
 from sparkpin.pins import manifests
 from sparkpin.releases import container as running
-from sparkpin.releases.container import COMPILER, GIB, TMPFS_BYTES
+from sparkpin.releases.container import GIB, TMPFS_BYTES
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release
 
@@ -42,8 +41,11 @@ class Room:
 
 
 def room_for(paths: Paths, engine: Engine, release: Release, checkpoint: Path, free: int | None = None) -> Room:
-    """free: bytes, of the engine's machine where that is another; None: of this one. Never all of the machine is a
-    container's."""
+    """free: bytes, of the engine's machine where that is another; None: of this one.
+
+    On a CPU the limit is what the plan needs, the checkpoint once more (it is read and repacked, and its page cache
+    counts), /tmp and some slack; with a GPU what `memory_limit` of a container gives. It is never all of the machine.
+    """
     total = int(engine.client.info()["MemTotal"])
     most = max(total - HOST_RESERVE, total // 2)
     machine = Machine(total, available() if free is None else free, "this machine", "measured")
@@ -52,23 +54,10 @@ def room_for(paths: Paths, engine: Engine, release: Release, checkpoint: Path, f
     except SparkpinError as error:
         needed = running.memory_limit(engine, checkpoint)
         return Room(needed, min(needed, most), None, str(error.message))
-    return Room(plan.needed, min(limit_of(plan, checkpoint), most), tuple(plan.hints))
-
-
-def limit_of(plan: MemoryPlan, checkpoint: Path) -> int:
-    """Bytes that a container may take, swap included.
-
-    On a CPU what the plan needs, and the checkpoint once more, which is read and repacked. A GPU that shares the memory
-    takes its own past every container (of 69 GiB allowed, one filled a Spark: AEON-7/vllm-ultimate-dgx-spark#9), so the
-    limit is what is left for its processes: the highest of what the plan says of them, and the compilers of a first
-    start.
-    """
-    rest = TMPFS_BYTES + SLACK
-    if plan.settings.platform == "cpu":
-        return plan.needed + running.folder_size(checkpoint) + rest
-    buffers = estimates.LOADER_BUFFERS.get(plan.settings.loader)
-    processes = estimates.SPARK_SERVER + estimates.HELD.high + (buffers.high if buffers else 0)
-    return processes + running.compiler_jobs(plan.machine.total, checkpoint) * COMPILER + rest
+    limit = plan.needed + running.folder_size(checkpoint) + TMPFS_BYTES + SLACK
+    if plan.settings.platform == "cuda":
+        limit = running.memory_limit(engine, checkpoint, gpus=True)
+    return Room(plan.needed, min(limit, most), tuple(plan.hints))
 
 
 def plan_of(paths: Paths, release: Release, machine: Machine | None = None) -> MemoryPlan:

@@ -274,7 +274,7 @@ def started(
                 found = running.options(
                     replace(release, env={**release.env, **env}) if env else release,
                     source,
-                    memory=None if gpus else running.memory_limit(engine, checkpoint, share),
+                    memory=running.memory_limit(engine, checkpoint, share, gpus=gpus),
                     gpus=gpus,
                     cache=running.cache_volume(engine, release),
                 )

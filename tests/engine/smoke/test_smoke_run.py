@@ -86,7 +86,7 @@ def test_each_draft_length_has_a_server_and_evidence_of_its_own(site: FakeSite) 
 
 
 def test_a_server_that_wants_too_much_memory_is_ended(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server.running, "memory_limit", lambda *_: 256 << 20)
+    monkeypatch.setattr(server.running, "memory_limit", lambda *_, **__: 256 << 20)
     result, _ = smoke(site, site.faulty("memory"))
     assert "exited with 137, killed for want of memory" in result.checks[0].detail
 

@@ -28,6 +28,8 @@ def checkpoint(tmp_path: Path) -> Path:
 def test_a_drafter_counts(checkpoint: Path) -> None:
     engine = cast(Any, SimpleNamespace(client=SimpleNamespace(info=lambda: {"MemTotal": 1 << 40})))
     assert running.memory_limit(engine, checkpoint) == 2 * 2 * SIZE + 8 * running.GIB
+    compilers = running.compiler_jobs(1 << 40, checkpoint) * running.COMPILER
+    assert running.memory_limit(engine, checkpoint, gpus=True) == 22 * running.GIB + compilers
     assert running.ready_timeout(checkpoint) == 600 + 2 * SIZE / 50e6
 
 

@@ -14,7 +14,6 @@ from memory_samples import SPARK, plan_122b
 from sparkpin.core.errors import HostError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.memory.plan import Machine, MemoryPlan
-from sparkpin.releases.container import COMPILER, compiler_jobs
 from sparkpin.releases.record import Release
 from sparkpin.serve import keys, memory_limit, unit
 
@@ -65,7 +64,7 @@ def test_systemd_takes_the_unit(tmp_path: Path, system: bool) -> None:
 
 
 def test_a_machine_s_plan_is_of_its_own_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Of another machine as large as this one: what is free there, and what it may take, is not this one's."""
+    """Of another machine as large as this one: what is free there is not this one's. The limit is for processes."""
     seen: list[Machine] = []
 
     def plan_of(_: Paths, __: Release, machine: Machine) -> MemoryPlan:
@@ -78,16 +77,7 @@ def test_a_machine_s_plan_is_of_its_own_memory(monkeypatch: pytest.MonkeyPatch, 
     room = memory_limit.room_for(Paths(tmp_path, tmp_path, tmp_path), engine, release, tmp_path, free=100 << 30)
     assert [(one.total, one.free) for one in seen] == [(SPARK.total, 100 << 30)]
     assert room.hints == ("--gpu-memory-utilization 0.76 asks for no more than is free",)
-
-
-def test_the_limit_of_a_container_is_for_what_counts(tmp_path: Path) -> None:
-    """A GPU that shares the memory takes its own past it; compilers do not."""
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    flags = "--max-num-seqs 16 --gpu-memory-utilization 0.8"
-    spark, cpu = plan_122b(flags), plan_122b(flags, platform="cpu")
-    compilers = compiler_jobs(spark.machine.total, tmp_path) * COMPILER
-    assert memory_limit.limit_of(spark, tmp_path) == (5 + 8 + 2 + 2 << 30) + compilers < spark.machine.total
-    assert memory_limit.limit_of(cpu, tmp_path) == cpu.needed + (2 + 2 << 30)
+    assert room.limit < room.needed
 
 
 def test_two_fit_at_once_only_where_a_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
