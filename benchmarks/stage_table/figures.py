@@ -13,7 +13,6 @@ from sparkpin.checkpoint.shapes import load_shapes
 from sparkpin.core.paths import project_folder
 from sparkpin.memory.decode import DecodeModel, decode_model
 from sparkpin.memory.settings import CommandLine, read_settings
-from sparkpin.memory.weights import Loading
 
 BASE, DONOR = "Intel/Qwen3.5-122B-A10B-int4-AutoRound", "Qwen/Qwen3.5-122B-A10B-FP8"
 MTP2 = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2}')
@@ -43,10 +42,9 @@ CHAIN = (
 @functools.cache
 def decode_of(figure: Figure) -> DecodeModel:
     argv = ["vllm", "serve", "/model", *figure.flags]
-    settings = read_settings(CommandLine(argv, {}, figure.stage), "cuda", GEOMETRY)
     mods = {"draft-vocabulary"} | ({"int8-lm-head"} if figure.int8 else set())
-    loading = Loading.of(settings, GEOMETRY, mods)
-    return decode_model(tensors(figure), GEOMETRY, settings, loading, symmetric=True)
+    settings = read_settings(CommandLine(argv, {}, figure.stage), "cuda", GEOMETRY, mods=mods)
+    return decode_model(tensors(figure), GEOMETRY, settings, symmetric=True)
 
 
 def tensors(figure: Figure) -> Iterator[TensorInfo]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,7 +14,7 @@ from sparkpin.memory.estimates import SPARK_FREE, SPARK_TOTAL
 from sparkpin.memory.geometry import Geometry, read_geometry
 from sparkpin.memory.plan import Machine, MemoryPlan, make_plan
 from sparkpin.memory.settings import CommandLine, Platform, Settings, read_settings
-from sparkpin.memory.weights import Loading, WeightKind, weigh
+from sparkpin.memory.weights import WeightKind, weigh
 
 MAX = 262_144
 MTP2 = """--speculative-config {"method":"mtp","num_speculative_tokens":2}"""
@@ -38,7 +39,13 @@ def geometry_122b(**changes: Any) -> Geometry:
 
 def settings_of(geometry: Geometry, flags: str = "", platform: Platform = "cpu", **env: str) -> Settings:
     argv = ["vllm", "serve", "/model", *flags.split()]
-    return read_settings(CommandLine(argv, env, "recipes/r.yaml"), platform, geometry)
+    mods = {"draft-vocabulary"}
+    return read_settings(CommandLine(argv, env, "recipes/r.yaml"), platform, geometry, mods=mods)
+
+
+def loaded(**changes: Any) -> Settings:
+    """How the 122B is loaded on a GPU, without a drafter."""
+    return replace(settings_of(geometry_122b(), platform="cuda"), **changes)
 
 
 def cache_of(flags: str = "", platform: Platform = "cpu", **changes: Any) -> Cache:
@@ -51,8 +58,7 @@ def plan_122b(
 ) -> MemoryPlan:
     geometry = geometry_122b()
     settings = settings_of(geometry, flags, platform)
-    loading = Loading.of(settings, geometry, {"int8-lm-head"} if int8_head else set())
-    return make_plan(geometry, settings, weights_122b(loading), machine)
+    return make_plan(geometry, settings, weights_122b(replace(settings, int8_head=int8_head)), machine)
 
 
 @cache
@@ -62,6 +68,14 @@ def tensors_122b() -> list[TensorInfo]:
     return [TensorInfo(name, *spec, 0, tensor_nbytes(*spec)) for file in files for name, spec in file.items()]
 
 
+LOADING = ("platform", "draft_layers", "text_only", "int8_head", "ranks", "draft_rows", "draft_bits")
+
+
+def weights_122b(settings: Settings) -> list[WeightKind]:
+    """Weighed once for all settings that load alike."""
+    return weighed(loaded(**{name: getattr(settings, name) for name in LOADING}))
+
+
 @cache
-def weights_122b(loading: Loading) -> list[WeightKind]:
-    return weigh(tensors_122b(), loading)
+def weighed(settings: Settings) -> list[WeightKind]:
+    return weigh(tensors_122b(), geometry_122b(), settings)

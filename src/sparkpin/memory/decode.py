@@ -22,7 +22,6 @@ from sparkpin.memory.weights import (
     KINDS,
     MTP,
     VISION,
-    Loading,
     held_bytes,
     kind_of,
     parts_of,
@@ -72,7 +71,6 @@ class DecodeModel:
 
     geometry: Geometry
     settings: Settings
-    loading: Loading
     dense: Mapping[str, int]
     routed: Mapping[str, int]
     experts: int
@@ -103,12 +101,15 @@ class DecodeModel:
 
     def head_reads(self) -> Iterator[Read]:
         """Once to check; then once a draft, of the rows and in the form that drafting has."""
-        size, settings, rows = self.dense[HEAD], self.settings, self.loading.draft_rows
+        size, settings, rows = self.dense[HEAD], self.settings, self.settings.draft_rows
         passes = settings.draft_tokens if settings.draft_layers else settings.draft_passes * self.shares_head
         if not rows:
             yield Read(HEAD, size, 1 + passes)
             return
-        share, bits = min(1.0, rows / self.geometry.vocabulary), 8 if self.loading.widened else self.loading.draft_bits
+        share, bits = (
+            min(1.0, rows / self.geometry.vocabulary),
+            8 if self.settings.widened else self.settings.draft_bits,
+        )
         yield Read(HEAD, size, 1)
         yield Read("LM head to draft", size * share * bits / 8, passes)
 
@@ -135,7 +136,7 @@ def distinct(experts: int, active: int, tokens: int) -> float:
 
 
 def decode_model(
-    tensors: Iterable[TensorInfo], geometry: Geometry, settings: Settings, loading: Loading, *, symmetric: bool
+    tensors: Iterable[TensorInfo], geometry: Geometry, settings: Settings, *, symmetric: bool
 ) -> DecodeModel:
     """symmetric: the INT4 codes have no zero points of their own, so that kernels leave `qzeros` unread."""
     dense, routed = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
@@ -145,7 +146,7 @@ def decode_model(
         is_unread = (symmetric and info.name.endswith((".qzeros", ".g_idx"))) or (
             kind == DRAFTER and "embed_tokens" in info.name
         )
-        size = 0 if is_unread else -(-held_bytes(info, kind, loading) // parts_of(info, loading))
+        size = 0 if is_unread else -(-held_bytes(info, kind, settings) // parts_of(info, geometry, settings))
         # Of a second model all experts are counted, which is too much where it has some.
         if ".experts." not in info.name or kind == DRAFTER:
             dense[kind] += size
@@ -158,7 +159,7 @@ def decode_model(
     dense[EMBEDDINGS] = 0  # a row for each token
     dense[VISION] = routed[VISION] = 0  # read with an image, not by decode
     shares_head = settings.drafter is not None and not own_head
-    return DecodeModel(geometry, settings, loading, dense, routed, experts, shares_head)
+    return DecodeModel(geometry, settings, dense, routed, experts, shares_head)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from sparkpin.memory.decode import SHORT, DecodeModel, Speed, decode_model
 from sparkpin.memory.geometry import Geometry, read_geometry
 from sparkpin.memory.plan import Machine, MemoryPlan, make_plan
 from sparkpin.memory.settings import OVERRIDES, CommandLine, Platform, Settings, read_settings
-from sparkpin.memory.weights import DRAFTER, Loading, weigh
+from sparkpin.memory.weights import DRAFTER, weigh
 from sparkpin.pins import manifests, schema, vllm_command, vllm_flags
 from sparkpin.pins import nodes as placement
 
@@ -50,18 +50,17 @@ class PlanInputs:
 
     geometry: Geometry
     settings: Settings
-    loading: Loading
     tensors: tuple[TensorInfo, ...]
     symmetric: bool
     notes: tuple[str, ...] = ()
 
     @property
     def decode(self) -> DecodeModel:
-        return decode_model(self.tensors, self.geometry, self.settings, self.loading, symmetric=self.symmetric)
+        return decode_model(self.tensors, self.geometry, self.settings, symmetric=self.symmetric)
 
     def plan(self, machine: Machine) -> MemoryPlan:
         """Of a recipe for several machines that of each: `needed` and `left` are bytes of one."""
-        made = make_plan(self.geometry, self.settings, weigh(self.tensors, self.loading), machine)
+        made = make_plan(self.geometry, self.settings, weigh(self.tensors, self.geometry, self.settings), machine)
         return replace(made, notes=self.notes)
 
 
@@ -99,11 +98,11 @@ def read_inputs(
         drafter = read_geometry(read_json(draft, CONFIG), f"{draft.origin}: config.json", drafter=True)
         infos = (info for file in draft.headers for info in header_of(draft, file).tensors.values())
         tensors += tuple(info._replace(name=f"{DRAFTER}/{info.name}") for info in infos)
-    settings = read_settings(command, platform, geometry, wide_state=has_wide_state(), drafter=drafter)
-    loading = Loading.of(settings, geometry, {mod for part in chain for mod in part.mods})
+    mods = {mod for part in chain for mod in part.mods}
+    settings = read_settings(command, platform, geometry, wide_state=has_wide_state(), drafter=drafter, mods=mods)
     quantised = planned.config.get("quantization_config")
     symmetric = isinstance(quantised, dict) and quantised.get("sym") is True
-    return PlanInputs(geometry, settings, loading, tensors, symmetric, shapes.notes(pin, ahead) if ahead else ())
+    return PlanInputs(geometry, settings, tensors, symmetric, shapes.notes(pin, ahead) if ahead else ())
 
 
 def is_locked(project: Path, recipe: schema.Recipe) -> bool:

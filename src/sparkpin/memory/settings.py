@@ -8,7 +8,7 @@ vllm/utils/argparse_utils.py; VLLM_CPU_KVCACHE_SPACE: vllm/platforms/cpu.py. Rea
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -54,7 +54,8 @@ class Settings:
 
     draft_tokens: per step, 0 without speculation; draft_layers: attention layers of the drafter; draft_rows: of the LM
     head that the mod draft-vocabulary copies for it, 0 for none; draft_bits: of a weight in them, where the head has 8,
-    4 or 8. drafter: a second model that drafts; draft_passes: of it, in a step.
+    4 or 8. drafter: a second model that drafts; draft_passes: of it, in a step. int8_head: the mod int8-lm-head
+    quantises the LM head.
     block_size: None where nobody asks for one. kv_bytes: an explicit size of the KV pool, instead of what `utilization`
     leaves; kv_from: the setting that gives it, and its file. loader: of --load-format. checkpoints: see
     `takes_checkpoints`. longer: whether max_model_len may be more than the model's positions. unread: flags whose share
@@ -84,10 +85,16 @@ class Settings:
     kv_from: str
     blocks: int | None
     ranks: int
+    int8_head: bool
     text_only: bool
     loader: str
     longer: bool
     unread: tuple[str, ...]
+
+    @property
+    def widened(self) -> bool:
+        """Whether INT4 experts and FP8 layers are expanded to 16 bits, as the mods do on a CPU."""
+        return self.platform == "cpu"
 
 
 def read_settings(
@@ -97,8 +104,9 @@ def read_settings(
     *,
     wide_state: bool = False,
     drafter: Geometry | None = None,
+    mods: Collection[str] = (),
 ) -> Settings:
-    """wide_state: the CPU has AVX512-BF16, see `state_dtype`. drafter: the recipe's second model.
+    """wide_state: the CPU has AVX512-BF16, see `state_dtype`. drafter: the recipe's second model. mods: of its stages.
 
     Raises ManifestError for a value that is not what the flag takes, and for flags that change the caches in a way that
     this plan does not know.
@@ -131,7 +139,7 @@ def read_settings(
         draft_tokens=draft_tokens,
         draft_layers=draft_layers,
         draft_passes=draft_passes,
-        draft_rows=rows if draft_layers else 0,
+        draft_rows=rows if draft_layers and "draft-vocabulary" in mods else 0,
         draft_bits=bits if draft_layers else 8,
         drafter=drafter if draft_passes else None,
         prefix_caching=caching,
@@ -141,6 +149,7 @@ def read_settings(
         kv_from=kv_from,
         blocks=flags.number("--num-gpu-blocks-override"),
         ranks=ranks,
+        int8_head="int8-lm-head" in mods,
         text_only=flags.on("--language-model-only") or not geometry.vision,
         loader=flags.text("--load-format") or "auto",
         longer=command.env.get(LONG, "").strip().lower() in ("1", "true"),

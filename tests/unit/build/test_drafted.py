@@ -29,7 +29,7 @@ from sparkpin.memory.geometry import read_geometry
 from sparkpin.memory.inputs import PlanInputs, read_inputs
 from sparkpin.memory.plan import Machine, make_plan
 from sparkpin.memory.settings import CommandLine, read_settings
-from sparkpin.memory.weights import Loading, weigh
+from sparkpin.memory.weights import weigh
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import DRAFTER, FlagValue
 from sparkpin.pins.vllm_command import own_argv
@@ -113,12 +113,11 @@ def dflash(*flags: tuple[str, FlagValue]) -> PlanInputs:
     assert shapes
     drafter = read_geometry(shapes.config, "published", drafter=True)
     argv = functools.reduce(lambda words, flag: set_flag(words, *flag), flags, own_argv(recipe))
-    settings = read_settings(CommandLine(argv, {}, ""), "cuda", GEOMETRY, drafter=drafter)
+    settings = read_settings(CommandLine(argv, {}, ""), "cuda", GEOMETRY, drafter=drafter, mods=("int8-lm-head",))
     listed = shapes.listing(DRAFTER)
     own = (info for file in listed.headers for info in header_of(listed, file).tensors.values())
     every = (*tensors(Figure("v2-drafter")), *(info._replace(name=f"{DRAFTER}/{info.name}") for info in own))
-    loading = Loading(draft=False, vision=True, int8_head=True, widened=False)
-    return PlanInputs(GEOMETRY, settings, loading, every, True)
+    return PlanInputs(GEOMETRY, settings, every, True)
 
 
 def test_the_plan_is_what_vllm_logged_with_a_drafter_of_the_model_s_own_geometry(
@@ -128,7 +127,7 @@ def test_the_plan_is_what_vllm_logged_with_a_drafter_of_the_model_s_own_geometry
     2,048 tokens per request: 195.00x`."""
     monkeypatch.setattr("sparkpin.memory.inputs.has_wide_state", lambda: False)
     found = known()
-    weights = weigh(found.tensors, found.loading)
+    weights = weigh(found.tensors, found.geometry, found.settings)
     made = make_plan(found.geometry, found.settings, weights, Machine(1 << 34, 1 << 34, "a test", "flag"))
     assert (made.chosen.tokens, made.chosen.concurrency) == (399_360, 195.0)
     assert [(row.kind, row.tensors) for row in weights if row.kind == DRAFTER] == [(DRAFTER, 14)]
@@ -141,7 +140,7 @@ def test_a_drafter_of_other_geometry_has_groups_of_its_own() -> None:
     made = make_plan(
         found.geometry,
         found.settings,
-        weigh(found.tensors, found.loading),
+        weigh(found.tensors, found.geometry, found.settings),
         Machine(130 << 30, 118 << 30, "a test", "flag"),
     )
     cache = made.chosen.cache

@@ -19,6 +19,7 @@ from memory_samples import (
     cache_of,
     geometry_122b,
     geometry_of,
+    loaded,
     plan_122b,
     settings_of,
     weights_122b,
@@ -38,7 +39,7 @@ from sparkpin.memory.inputs import as_if, overridden
 from sparkpin.memory.plan import Machine, make_plan
 from sparkpin.memory.settings import GIB, CommandLine, read_settings
 from sparkpin.memory.text import log_line, notes, title, to_json
-from sparkpin.memory.weights import Loading, weigh
+from sparkpin.memory.weights import weigh
 from sparkpin.pins.vllm_flags import AUTO
 
 SMALL = "--max-num-seqs 16 --max-model-len 32768"
@@ -228,7 +229,7 @@ def test_flags_that_the_plan_does_not_know_are_refused(flags: str, key: str) -> 
 
 def test_more_tokens_than_positions_do_not_fit_unless_vllm_is_told_to_take_them() -> None:
     geometry = geometry_122b(max_position_embeddings=8192)
-    weights = weights_122b(Loading(draft=False, vision=True, int8_head=False, widened=False))
+    weights = weights_122b(loaded())
     flags = "--max-model-len 16384 --max-num-seqs 16 --gpu-memory-utilization 0.8"
     made = make_plan(geometry, settings_of(geometry, flags, "cuda"), weights, SPARK)
     [problem] = made.problems
@@ -293,7 +294,7 @@ def test_a_config_that_the_plan_does_not_know_is_refused(changes: dict[str, Any]
 
 def test_weights_of_the_122b_by_kind() -> None:
     """62.71 GiB without the MTP layer; published, from vLLM's log: 62.65 GiB."""
-    rows = weights_122b(Loading(draft=False, vision=True, int8_head=False, widened=False))
+    rows = weights_122b(loaded())
     assert [(row.kind, row.tensors, row.held) for row in rows] == [
         ("INT4 experts", 110_592, 60_246_982_656),
         ("INT4 layers", 684, 2_145_024_000),
@@ -309,7 +310,7 @@ def test_weights_of_the_122b_by_kind() -> None:
 
 
 def test_weights_with_drafter_and_int8_head_and_on_a_cpu() -> None:
-    loading = Loading(draft=True, vision=False, int8_head=True, widened=True)
+    loading = loaded(draft_layers=1, text_only=True, int8_head=True, platform="cpu")
     held = {row.kind: row.held for row in weights_122b(loading)}
     assert held["MTP layer"] == 5_047_358_464
     assert held["vision tower"] == 0
@@ -319,7 +320,7 @@ def test_weights_with_drafter_and_int8_head_and_on_a_cpu() -> None:
 
 def test_what_two_nodes_hold_of_the_weights() -> None:
     """Halves, but routers, norms, the shared expert's gate and, on CUDA, in_proj_a and in_proj_b, which are whole."""
-    loading = Loading(draft=True, vision=False, int8_head=False, widened=False, kv_heads=2)
+    loading = loaded(draft_layers=1, text_only=True)
     one = {row.kind: row for row in weights_122b(loading)}
     two = {row.kind: row for row in weights_122b(replace(loading, ranks=2))}
     assert {row.whole for row in one.values()} == {0}
@@ -329,7 +330,7 @@ def test_what_two_nodes_hold_of_the_weights() -> None:
     mtp = router + norms + 3072 * 2 + 3 * 3072 * 2 + 2 * 256 * 2  # the gate, three norms of MTP's own, those of q and k
     assert two["MTP layer"].whole == mtp
     assert two["MTP layer"].held == (one["MTP layer"].held - mtp) / 2 + mtp
-    layers = {row.kind: row for row in weights_122b(replace(loading, ranks=2, widened=True))}
+    layers = {row.kind: row for row in weights_122b(replace(loading, ranks=2, platform="cpu"))}
     gates = 36 * 2 * (64 * 3072 // 2 + 64 * 24 * 2 + 64 * 24 // 2)  # codes, scales, zeros of in_proj_a and in_proj_b
     assert two["INT4 layers"].whole == gates and layers["INT4 layers"].whole == 0
 
@@ -360,12 +361,12 @@ def test_as_if_a_command_were_for_so_many_nodes() -> None:
 
 def test_weights_with_a_head_in_4_bits_to_draft_with() -> None:
     """As mods/int8-lm-head packs it on a GPU; on a CPU its rows are as the INT8 head's."""
-    loading = Loading(draft=True, vision=False, int8_head=True, widened=False, draft_rows=248_320, draft_bits=4)
+    loading = loaded(draft_layers=1, text_only=True, int8_head=True, draft_rows=248_320, draft_bits=4)
     whole = 248_320 * 3072 + 2 * (248_320 + 3072)
     [head] = [row for row in weights_122b(loading) if row.kind == "LM head"]
     assert head.held == whole + 248_320 * (3072 // 2 + 4)
     for rows in (248_320, 32_768):
-        on_cpu = weights_122b(replace(loading, widened=True, draft_rows=rows))
+        on_cpu = weights_122b(replace(loading, platform="cpu", draft_rows=rows))
         [head] = [row for row in on_cpu if row.kind == "LM head"]
         assert head.held == whole + whole * rows // 248_320
 
@@ -404,7 +405,7 @@ def test_public_logs_of_a_gb10(model: str, flags: str, weights: float, pool: flo
     settings = settings_of(geometry, flags, "cuda")
     listing = shapes.listing("base")
     infos = [info for file in listing.headers for info in header_of(listing, file).tensors.values()]
-    rows = weigh(infos, Loading.of(settings, geometry, ()))
+    rows = weigh(infos, geometry, settings)
     made = make_plan(geometry, settings, rows, SPARK)
     assert made.pool / GIB == pytest.approx(pool, rel=near)
     assert made.pool_line.span and made.pool_line.span[0] < pool * GIB < made.pool_line.span[1]
