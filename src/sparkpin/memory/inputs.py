@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from sparkpin.fetch import model
 from sparkpin.host import machine as host
 from sparkpin.memory import estimates
 from sparkpin.memory.decode import SHORT, DecodeModel, Speed, decode_model
-from sparkpin.memory.geometry import Geometry, read_geometry
+from sparkpin.memory.geometry import Geometry, read_geometry, text_of
 from sparkpin.memory.plan import Machine, MemoryPlan, make_plan
 from sparkpin.memory.settings import OVERRIDES, CommandLine, Platform, Settings, read_settings
 from sparkpin.memory.weights import DRAFTER, weigh
@@ -91,7 +91,8 @@ def read_inputs(
         argv, env = as_if(argv, env, nodes, gpu=platform == "cuda")
     command = CommandLine(argv, env, recipe.file, vllm_command.origins(recipe, stack, chain))
     origin = f"{listings[pin.base].origin}: config.json"
-    geometry, drafter = read_geometry(overridden(planned.config, command), origin), None
+    config = overridden(planned.config, command)
+    geometry, drafter = read_geometry(config, origin), None
     places = checkpoints.final_tensors(planned, listings)
     tensors = tuple(place.info for place in places if place.info.name not in planned.unlisted)
     if draft := listings.get(schema.DRAFTER):
@@ -102,7 +103,9 @@ def read_inputs(
     settings = read_settings(command, platform, geometry, wide_state=has_wide_state(), drafter=drafter, mods=mods)
     quantised = planned.config.get("quantization_config")
     symmetric = isinstance(quantised, dict) and quantised.get("sym") is True
-    return PlanInputs(geometry, settings, tensors, symmetric, shapes.notes(pin, ahead) if ahead else ())
+    return PlanInputs(
+        geometry, settings, tensors, symmetric, (*yarn_notes(config), *(shapes.notes(pin, ahead) if ahead else ()))
+    )
 
 
 def is_locked(project: Path, recipe: schema.Recipe) -> bool:
@@ -122,6 +125,14 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
         if isinstance(new, dict) and isinstance(base.get(key), dict)
     }
     return {**base, **changes, **inner}
+
+
+def yarn_notes(config: Mapping[str, Any]) -> Iterator[str]:
+    """vLLM counts no factor of YaRN, as the config's positions are meant to hold it."""
+    rope = text_of(config).get("rope_parameters")
+    if isinstance(rope, dict) and rope.get("rope_type") == "yarn":
+        reach = int(rope["original_max_position_embeddings"] * rope["factor"])
+        yield f"YaRN reaches {reach:,} positions and changes short prompts, too (docs/memory.md#a-million-tokens)"
 
 
 def as_if(argv: list[str], env: dict[str, str], nodes: int, *, gpu: bool) -> tuple[list[str], dict[str, str]]:

@@ -67,6 +67,7 @@ def test_each_container_gets_what_its_machine_has(
 
     monkeypatch.setattr(server, "container_of", container_of)
     monkeypatch.setattr(running, "cache_volume", lambda engine, release: "cache")
+    monkeypatch.setattr(running, "memory_limit", lambda *_, **__: 1 << 30)
     with server.started(paths, machines[0].engine, PAIR, tmp_path, gpus=True, timeout=1, places=places) as found:
         socket = str(found.socket.parent)
     here, other = made
