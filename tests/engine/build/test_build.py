@@ -108,7 +108,8 @@ def test_a_tree_is_the_same_from_the_stage_that_installs_it(
     tiny_images.make_mod(site.paths.project, "below")
     site = replace(site, stack=site.stack.model_copy(update={"mods": ["below"]}))
     template = site.paths.project / "dockerfiles/base.j2"
-    script = "mkdir -p /built/layer/opt /built/layer/tmp; echo a >/built/layer/opt/b; ln /built/layer/opt/b /built/layer/opt/a; echo no >/opt/beside"
+    inside = "mkdir -p opt tmp; echo a >opt/b; ln opt/b opt/a"
+    script = f"mkdir -p /built/layer; cd /built/layer; {inside}; echo no >/opt/beside"
     more = (
         f'FROM venv AS stack-mods\nRUN ["/bin/sh", "-c", "{script}"]\n'
         "FROM scratch AS stack-mods-tree\nCOPY --from=stack-mods /built/layer/ /\nFROM {{ parent_ref }} AS config"
