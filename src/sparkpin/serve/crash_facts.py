@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
 import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from sparkpin.core.errors import DiskError, SparkpinError
 from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import say
 from sparkpin.host import machine
 from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import engine_errors
 from sparkpin.host.machine import Gpu, read_gpus
 from sparkpin.releases import container as running
+from sparkpin.releases.container import HOME_LABEL
+from sparkpin.releases.inside import STAYS_DOWN
 from sparkpin.serve.postmortem import Death, memory_line, report
+from sparkpin.serve.served import ADDRESS_LABEL, LABEL, RELEASE_LABEL
 
 REPORT, LOG = "post-mortem.txt", "server.log"
 LOG_BYTES = 4 << 20
-KERNEL = re.compile(r"^\[\s*(\d+\.\d+)\]\s*(.*(?:NVRM: Xid|Memory cgroup out of memory|Out of memory: Killed).*)$")
+ENDED = b"\nsparkpin: ended"  # process 1's, of a server that ended by itself
+KERNEL = re.compile(
+    r"^\[\s*(\d+\.\d+)\]\s*(?:\S+ kernel: )?"
+    r"(.*(?:NVRM: .*(?:Xid|NV_ERR_|fallen off|[Ff]ailed|Out of memory)|Memory cgroup out of memory|"
+    r"Out of memory: Killed|oom-kill).*)$"
+)
+KERNEL_LOGS = (("dmesg",), ("journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager"))
+"""The second is for a user whom `kernel.dmesg_restrict` keeps from the first."""
 KERNEL_LINES = 3
 
 
@@ -33,7 +47,16 @@ def how_ended(container: Container) -> str | None:
     state = container.attrs["State"]
     if state["Status"] in ("created", "running", "restarting", "paused"):
         return None
-    return running.end_of(state) if state["ExitCode"] else "was stopped, or failed too often and stays down"
+    if state["ExitCode"]:
+        return running.end_of(state)
+    return "failed too often and stays down" if stays_down(container) else "was stopped"
+
+
+def stays_down(container: Container) -> bool:
+    """Whether process 1 has given up: its last line says so."""
+    with contextlib.suppress(SparkpinError), engine_errors():
+        return f"sparkpin: {STAYS_DOWN}".encode() in bytes(container.logs(tail=1))
+    return False
 
 
 def last_check(state: dict[str, Any]) -> str:
@@ -42,7 +65,8 @@ def last_check(state: dict[str, Any]) -> str:
     return str(log[-1].get("Output", "")).strip().partition("\n")[0] if log else ""
 
 
-def examine(container: Container, recipe: str, tag: str, how: str) -> Death:
+def examine(container: Container, recipe: str, tag: str, how: str, *, here: bool = True) -> Death:
+    """here: the container is on this machine, whose state is looked at, too."""
     with engine_errors():
         attrs = container.attrs
         try:
@@ -55,28 +79,39 @@ def examine(container: Container, recipe: str, tag: str, how: str) -> Death:
         how=how,
         restarts=int(attrs.get("RestartCount", 0)),
         health=last_check(attrs["State"]),
-        machine=machine_lines(attrs["HostConfig"].get("Memory") or None, attrs["State"].get("StartedAt", "")),
+        machine=machine_lines(attrs["HostConfig"].get("Memory") or None, attrs.get("Created", "")) if here else (),
         log=log,
     )
 
 
-def machine_lines(limit: int | None, started: str) -> list[str]:
-    """Memory, GPUs, and what the kernel has said of either since the server's start."""
+def machine_lines(limit: int | None, since: str) -> list[str]:
+    """Memory, GPUs, and what the kernel has logged of either since then."""
     host = machine.read_host()
     found = [memory_line(host.memory_total, host.memory_available, limit)]
     found += [gpu_line(gpu) for gpu in read_gpus()]
-    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)  # dmesg counts from then
-    return found + kernel_lines(machine.output(("dmesg",)) or "", started, boot)
+    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)  # the kernel counts from then
+    text = next((text for argv in KERNEL_LOGS if (text := machine.output(argv))), None)
+    if text is None:
+        return [*found, "kernel: this user may not read its messages: sudo dmesg | grep -E 'NVRM|Xid|memory'"]
+    return found + kernel_lines(text, since, boot)
 
 
-def kernel_lines(text: str, started: str, boot: float) -> list[str]:
-    """started: as Docker writes a moment; boot: seconds since 1970. The last lines, of those after `started`."""
-    try:
-        since = datetime.fromisoformat(re.sub(r"\.\d+", "", started).replace("Z", "+00:00")).timestamp() - boot
-    except ValueError:
-        return []
+def kernel_lines(text: str, since: str, boot: float) -> list[str]:
+    """since: as Docker writes a moment; boot: seconds since 1970. The last lines after it that differ: they come in
+    bursts."""
+    begin = moment(since) - boot - 1
     seen = [found for line in text.splitlines() if (found := KERNEL.match(line))]
-    return [f"kernel: {found[2]}" for found in seen if float(found[1]) >= since - 1][-KERNEL_LINES:]
+    return [f"kernel: {line}" for line in dict.fromkeys(one[2] for one in seen if float(one[1]) >= begin)][
+        -KERNEL_LINES:
+    ]
+
+
+def moment(text: str) -> float:
+    """Seconds since 1970 of a moment as Docker writes it; the end of time for none."""
+    try:
+        return datetime.fromisoformat(re.sub(r"\.\d+", "", text).replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return math.inf
 
 
 def gpu_line(gpu: Gpu) -> str:
@@ -92,3 +127,28 @@ def keep(folder: Path, death: Death) -> Path:
     with atomic_file(folder / REPORT, mode=0o600) as file:
         file.write(("\n".join(report(death)) + "\n").encode())
     return folder / REPORT
+
+
+def keep_evidence(container: Container, own: Container | None = None, where: str = "") -> None:
+    """Keep what a server that died in service has left, before its container goes. Nothing to do where it never died,
+    or where its report is there: of its last death, or of a start that failed.
+
+    own: of a container on another machine, that of this one; where: that machine's place in the folder."""
+    labels = (own or container).labels
+    home, recipe, tag = (labels.get(name) for name in (HOME_LABEL, LABEL, RELEASE_LABEL))
+    if not (home and recipe and tag) or ADDRESS_LABEL in labels:
+        return
+    state, how = container.attrs["State"], how_ended(container)
+    folder = Path(home) / "serve" / recipe / tag.rpartition(":")[2] / where
+    path = folder / REPORT
+    if not (how or container.attrs.get("RestartCount")):
+        return
+    if path.is_file() and path.stat().st_mtime >= moment(state.get("FinishedAt", "")):
+        return
+    death = examine(container, recipe, tag, how or "died, and was started again", here=own is None)
+    if ENDED not in death.log:  # it was stopped, and by force in the end
+        return
+    try:
+        say(f"{tag} died in service: {keep(folder, death)} has the reason, as far as it is known")
+    except DiskError as error:  # a full disk must not keep anybody from stopping a server
+        say(f"warning: the post-mortem of {tag} is lost: {error.message}")

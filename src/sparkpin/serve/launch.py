@@ -14,6 +14,7 @@ from sparkpin.releases import container as running
 from sparkpin.releases import inside
 from sparkpin.releases.container import PYTHON, Node, put
 from sparkpin.releases.record import Release
+from sparkpin.serve import crash_facts
 from sparkpin.serve.rules import SOCKET, SOCKETS, Limits
 from sparkpin.smoke.server import socket_argv
 
@@ -152,8 +153,11 @@ def keep_up(container: Container, wanted: LaunchOrder) -> None:
 
 
 def remove(container: Container) -> None:
-    """With the volume of its own; the cache's has a name and stays. It may have gone already."""
+    """With the volume of its own; the cache's has a name and stays. It may have gone already.
+
+    What it left of a crash is kept before."""
     with engine_errors(), contextlib.suppress(NotFound):
+        crash_facts.keep_evidence(container)
         container.remove(force=True, v=True)
 
 

@@ -15,12 +15,11 @@ from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.host.containers import Container
-from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.host.engine import Engine
 from sparkpin.host.ssh import owner
 from sparkpin.pins.nodes import NodeRank
 from sparkpin.pins.nodes import nodes_of as nodes_in
 from sparkpin.releases.container import HOME_LABEL, Node
-from sparkpin.releases.inside import STAYS_DOWN
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import crash_facts, launch, nodes
 from sparkpin.serve.launch import LaunchOrder
@@ -51,7 +50,13 @@ class Linked(Container):  # type: ignore[misc, unused-ignore]
         self._all(lambda one: Container.stop(one, **options))
 
     def remove(self, **options: Any) -> None:
-        self._all(lambda one: Container.remove(one, **options))
+        self._all(lambda one: self._remove(one, **options))
+
+    def _remove(self, one: Container, **options: Any) -> None:
+        places = {peer: f"machine-{number}" for number, (_, peer) in enumerate(self.peers, 1)}
+        if one in places:
+            crash_facts.keep_evidence(one, self, places[one])
+        Container.remove(one, **options)
 
     def _all(self, act: Callable[[Container], object]) -> None:
         """All at once: one that sees another go ends itself, and Docker would start it again."""
@@ -182,17 +187,10 @@ def rejoined(
     return Linked(server, peers) if server and group else server
 
 
-def stays_down(other: Container) -> bool:
-    """Whether process 1 on another machine waits without a server: it has failed too often."""
-    with contextlib.suppress(SparkpinError), engine_errors():
-        return is_running(other) and f"sparkpin: {STAYS_DOWN}".encode() in bytes(other.logs(tail=1))
-    return False
-
-
 def whole(container: Container) -> bool:
     """Whether a server runs on each of its machines."""
     its, peers = nodes_of(container), peers_of(container)
-    run = all(is_running(peer) and not stays_down(peer) for _, peer in peers)
+    run = all(is_running(peer) and not crash_facts.stays_down(peer) for _, peer in peers)
     return is_running(container) and run and len(peers) == (len(its.urls) - 1 if its else 0)
 
 
@@ -203,8 +201,7 @@ def deaths(container: Container, release: Release, folder: Path) -> list[str]:
         with contextlib.suppress(SparkpinError), machine.errors():
             peer.reload()
             ended = crash_facts.how_ended(peer) or "still ran"
-            death = crash_facts.examine(peer, release.recipe, f"{machine.where}: {release.tag}", ended)
-            death = replace(death, machine=())  # which is this one's
+            death = crash_facts.examine(peer, release.recipe, f"{machine.where}: {release.tag}", ended, here=False)
             crash_facts.keep(folder / f"machine-{number}", death)
             found += ["", *report(death)]
     return found
@@ -234,7 +231,13 @@ def states(container: Container | None) -> dict[str, str]:
         for machine in machines:
             try:
                 every = [one for _, one in group_of(container, [machine])]
-                found[machine.where] = "down" if any(map(stays_down, every)) else every[0].status if every else "gone"
+                found[machine.where] = (
+                    "down"
+                    if any(is_running(one) and crash_facts.stays_down(one) for one in every)
+                    else every[0].status
+                    if every
+                    else "gone"
+                )
             except SparkpinError as error:  # it answered at first, and not any more
                 found[machine.where] = f"away: {error.message}"
     return {url: found[url] for url in its.urls[1:]}

@@ -1,29 +1,62 @@
-"""Why a server died: the first real error, its last words, the machine's state, and what mends it. Pure."""
+"""Why a server died: the first real error, its last words, the machine's state, and what mends it. Pure.
+
+The first error and what was logged with it are asked before anything else of the log: what follows is mostly of its
+making. Causes are the kinds of crash_causes.yaml.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 from sparkpin.core.terminal import size
+from sparkpin.pins.reading import read_yaml
 from sparkpin.releases.inside import BEGUN
-from sparkpin.serve.crash_causes import Cause, cause_of
 
 TAIL_LINES = 12
 DIVIDES = f"sparkpin: {BEGUN}\n".encode()
 READ_LINES = 5000
 PREFIX = re.compile(
-    r"^(?:\([\w ]+(?: pid=\d+)?\)\s)?"
+    r"^(?P<process>\([\w =]+\)\s)?(?:\[rank\d+\]: ?)?"
     r"(?:(?P<level>[A-Z]+)(?: \d\d-\d\d \d\d:\d\d:\d\d (?:\.\.\.)?\[[^\]]*\] ?|: +))?"
 )
 """Process and level, which vLLM puts before each line, those of a traceback, too. uvicorn's level ends in a colon."""
 ANSWERED = re.compile(r'"(?:GET|POST) /v1/\S* HTTP/1\.\d" 200')
+DEAD = re.compile(
+    r"EngineDeadError|EngineCore (?:encountered|failed|hit)|output_handler failed|died unexpectedly|"
+    r"Fatal Python error|terminate called|Segmentation fault|WorkerProc hit an exception"
+)
+"""The engine is dead from here on, though the API server may still answer: a stream is logged when it begins."""
 CONSEQUENCE = re.compile(
     r"See root cause above|EngineDeadError|Engine core initialization failed|CancelledError|KeyboardInterrupt|"
-    r"^SystemExit|BrokenPipeError"
+    r"^SystemExit|BrokenPipeError|stream generator\.|EngineCore (?:encountered|failed)|output_handler failed|"
+    r"WorkerProc (?:initialization failed|hit an)|Executor failed|died unexpectedly|Got fatal signal from worker|"
+    r"Internal Server Error"
 )
 ERROR = re.compile(r"\b(?:[Ee]rror|ERROR|fatal|FATAL|Segmentation fault|Killed|died)\b|\w+(?:Error|Exception)\b")
+TRACEBACK = "Traceback (most recent call last):"
+VALIDATION = re.compile(r"\d+ validation errors? for \w+")  # pydantic: the reason follows, in lines of its own
+KIND = re.compile(r" \[type=.*")  # pydantic's, after the reason
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A kind of crash_causes.yaml, which explains the keys."""
+
+    spellings: Sequence[str]
+    meaning: str
+    remedy: str
+    samples: Sequence[str]
+    weight: Literal["", "vague", "consequence"] = ""
+
+    def fits(self, text: str) -> bool:
+        return any(re.search(one, text) for one in self.spellings)
+
+
+CAUSES = tuple(Cause(**row) for row in read_yaml(Path(__file__).with_name("crash_causes.yaml")))
 
 
 @dataclass(frozen=True)
@@ -52,44 +85,104 @@ def last_death(log: bytes) -> bytes:
 
 
 def relevant(log: bytes) -> list[str]:
-    """The last lines from the last request on that was answered: before that it was well."""
+    """The last lines, from the last request on that was answered before it died: until then it was well."""
     lines = [line.rstrip("\r") for line in last_death(log).decode(errors="replace").splitlines()][-READ_LINES:]
-    last = max((place for place, line in enumerate(lines) if ANSWERED.search(line)), default=-1)
+    end = next((place for place, line in enumerate(lines) if DEAD.search(line)), len(lines))
+    last = max((place for place, line in enumerate(lines[:end]) if ANSWERED.search(line)), default=-1)
     rest = lines[last + 1 :]
     return rest if any(line.strip() for line in rest) else lines
 
 
-def parsed(lines: Sequence[str]) -> list[tuple[str, str]]:
-    """Level ("" where the line has none) and text."""
-    return [(found.group("level") or "", line[found.end() :]) for line in lines if (found := PREFIX.match(line))]
+@dataclass(frozen=True)
+class Line:
+    """source: process and level, the same for all lines of one message; level: "" where the line has none."""
+
+    source: tuple[str, str]
+    level: str
+    text: str
 
 
-def grave(lines: Sequence[str]) -> list[str]:
-    return [line for level, line in parsed(lines) if level not in ("INFO", "WARNING", "DEBUG")]
+def parsed(lines: Sequence[str]) -> list[Line]:
+    found = [(PREFIX.match(line), line) for line in lines]
+    return [
+        Line((one["process"] or "", one["level"] or ""), one["level"] or "", line[one.end() :])
+        for one, line in found
+        if one
+    ]
+
+
+def grave(lines: Sequence[Line]) -> list[Line]:
+    return [line for line in lines if line.level not in ("INFO", "WARNING", "DEBUG")]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An error of the log. message: one line; block: all that was logged with it, its traceback and what follows."""
+
+    message: str
+    block: str
+
+    @property
+    def is_consequence(self) -> bool:
+        return bool(CONSEQUENCE.search(self.message))
+
+
+def faults(lines: Sequence[Line]) -> Iterator[Fault]:
+    """Exceptions by their tracebacks, in order; then the lines that name an error."""
+    for place, line in enumerate(lines):
+        if line.text.strip() != TRACEBACK:
+            continue
+        end = next((e for e in range(place + 1, len(lines)) if lines[e].text[:1] not in ("", " ")), None)
+        if end is not None:
+            last = next((e for e in range(end, len(lines)) if lines[e].source != line.source), len(lines))
+            block = "\n".join(one.text for one in lines[place:last])
+            yield Fault(reason([one.text for one in lines[end:last]]), block)
+    for line in grave(lines):
+        if ERROR.search(line.text):
+            yield Fault(line.text.strip(), line.text)
+
+
+def reason(lines: Sequence[str]) -> str:
+    """An exception's message. lines: from that on; what pydantic has against a value stands in the lines after it."""
+    first = lines[0].strip()
+    if not VALIDATION.search(first):
+        return first
+    more = list[str]()
+    for line in lines[1:]:
+        if not line.startswith(" ") and more:
+            break
+        more.append(KIND.sub("", line).strip().removeprefix("Value error, "))
+        if KIND.search(line):
+            break
+    return f"{first}: {' '.join(more)}" if more else first
+
+
+def first_fault(lines: Sequence[Line]) -> Fault | None:
+    """The first that is no consequence of another, else the first; None where the log has no error."""
+    found = list(faults(lines))
+    return next((one for one in found if not one.is_consequence), found[0] if found else None)
 
 
 def first_error(lines: Sequence[str]) -> str:
-    """The exception of the first traceback that is no consequence of another, else the first line that tells of an
-    error; "" where there is none."""
-    bare = parsed(lines)
-    later = ""
-    for place, (_, line) in enumerate(bare):
-        if line.strip() == "Traceback (most recent call last):":
-            end = next((e for e in range(place + 1, len(bare)) if bare[e][1][:1] not in ("", " ")), None)
-            if end is None:
-                continue
-            if not CONSEQUENCE.search(bare[end][1]):
-                return bare[end][1].strip()
-            later = later or bare[end][1].strip()
-    told = [line.strip() for line in grave(lines) if ERROR.search(line)]
-    own = [line for line in told if not CONSEQUENCE.search(line)]
-    return next(iter([*own, *told]), later)
+    found = first_fault(parsed(lines))
+    return found.message if found else ""
 
 
 def cause(death: Death) -> Cause | None:
-    lines = relevant(death.log)
-    error = first_error(lines)
-    return cause_of("\n".join([death.how, *grave(lines)]), has_error=bool(error) and not CONSEQUENCE.search(error))
+    """The kind that fits the first error; else what is logged with it, else the rest of the log.
+
+    A vague kind comes after all others. Of an error that nobody knows neither it nor a consequence in the rest of the
+    log is the cause."""
+    lines = parsed(relevant(death.log))
+    first = first_fault(lines)
+    open_end = first is None or first.is_consequence
+    rest = "\n".join([*(line.text for line in grave(lines)), death.how])
+    near = [first.message, first.block] if first else []
+    tried = [("", [*near, rest]), ("vague", [*near, rest] if open_end else near), ("consequence", [rest] * open_end)]
+    return next(
+        (one for weight, texts in tried for text in texts for one in CAUSES if one.weight == weight and one.fits(text)),
+        None,
+    )
 
 
 def report(death: Death) -> list[str]:
@@ -101,8 +194,8 @@ def report(death: Death) -> list[str]:
     if error := first_error(lines):
         found.append(f"first error: {error}")
     if known := cause(death):
-        mend = known.mend.format(recipe=death.recipe, tag=death.tag)
-        found += [f"that means: {known.what}", f"to mend it: {mend}"]
+        remedy = known.remedy.format(recipe=death.recipe, tag=death.tag)
+        found += [f"that means: {known.meaning}", f"to mend it: {remedy}"]
     if death.health:
         found.append(f"last health check: {death.health}")
     found += death.machine

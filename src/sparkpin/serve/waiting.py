@@ -50,7 +50,7 @@ def look(container: Container, release: Release) -> tuple[str | None, bytes]:
             how = crash_facts.how_ended(container)
             for machine, peer in linked.peers_of(container) if how is None else ():
                 peer.reload()
-                if ended := crash_facts.how_ended(peer) or ("stays down" if linked.stays_down(peer) else None):
+                if ended := crash_facts.how_ended(peer) or ("stays down" if crash_facts.stays_down(peer) else None):
                     how = f"at {machine.where} {ended}"
             return how, running.log_of(container)
         except NotFound:

@@ -15,7 +15,7 @@ from watched import signal_processes, until
 from sparkpin.core.errors import InputError
 from sparkpin.releases import inside
 from sparkpin.releases.record import Release
-from sparkpin.serve import linked
+from sparkpin.serve import crash_facts
 from sparkpin.serve.linked import Linked
 from sparkpin.serve.nodes import Machine
 from sparkpin.smoke.evidence import evidence_folder, replaced
@@ -76,7 +76,7 @@ def test_a_worker_that_fails_too_often_stays_down_and_ends_when_asked(site: Fake
         until(lambda: "stays down: it has been started again 1 times" in both.said(1), 120)
         for container in both.containers:
             container.reload()
-        assert linked.stays_down(worker) and not linked.stays_down(head) and both.lives() == [1, 2]
+        assert crash_facts.stays_down(worker) and not crash_facts.stays_down(head) and both.lives() == [1, 2]
         worker.stop(timeout=20)
         worker.reload()
         assert worker.attrs["State"]["ExitCode"] == 0

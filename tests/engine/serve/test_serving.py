@@ -24,7 +24,7 @@ from sparkpin.releases import container as running
 from sparkpin.releases import inside
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release, Releases
-from sparkpin.serve import launch, memory_limit, service, status, switching, waiting
+from sparkpin.serve import crash_facts, launch, memory_limit, service, status, switching, waiting
 from sparkpin.serve import served as services
 from sparkpin.serve.launch import Health
 from sparkpin.serve.memory_limit import Room
@@ -71,7 +71,9 @@ def test_a_crash_and_a_hang_end_in_a_new_start_and_the_last_one_in_a_post_mortem
     with httpx.Client(trust_env=False, timeout=60) as client:
         down = client.post(f"{served.url}/completions", json={"prompt": "x"})
     assert (down.status_code, down.headers["Retry-After"]) == (503, "5")
-    anew = site.start()
+    anew = site.start()  # which removes the container that has the evidence
+    kept = crash_facts.folder_of(site.paths, "fake", site.release.name) / crash_facts.REPORT
+    assert "killed from outside" in kept.read_text()
     assert (anew.restarts, anew.host, anew.port) == (0, "127.0.0.2", site.port), "at its address"
     status.status(site.paths, site.engine, as_json=False)
 

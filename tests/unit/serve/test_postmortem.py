@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+from places import PROJECT
 
+from sparkpin.releases.container import HOME_LABEL
 from sparkpin.serve import crash_facts
-from sparkpin.serve.postmortem import Death, first_error, report
+from sparkpin.serve.postmortem import CAUSES, Cause, Death, cause, first_error, report
+from sparkpin.serve.served import LABEL, RELEASE_LABEL
 
+CASES = PROJECT.parent / "shared/cases"
+EXPECTED = {  # by EXPECT of each: a word of the remedy or of the meaning, and one of the first error
+    "08": ("--max-model-len", "User-specified max_model_len"),
+    "09": ("--max-num-seqs", "Mamba"),
+    "10": ("memory, which on a Spark", "out of memory"),
+    "11": ("a kernel failed on the GPU", "illegal instruction"),
+    "12": ("torch's store", "EADDRINUSE"),
+    "13": ("/dev/shm is full", ""),
+    "14": ("MAX_JOBS", "Ninja"),
+    "16": ("start it again", "memory profiling"),
+    "17": ("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "RPC call"),
+}
 INIT = """(EngineCore pid=170) ERROR 11-22 03:55:16 [core.py:1510] EngineCore failed to start.
 (EngineCore pid=170) ERROR 11-22 03:55:16 [core.py:1510] Traceback (most recent call last):
 (EngineCore pid=170) ERROR 11-22 03:55:16 [core.py:1510]   File "core.py", line 1490, in run_engine_core
@@ -17,6 +36,18 @@ INIT = """(EngineCore pid=170) ERROR 11-22 03:55:16 [core.py:1510] EngineCore fa
 (APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause above.
 sparkpin: ended with 1
 """
+KILLED = """(APIServer pid=7) ERROR 11-22 06:41:16 [async_llm.py:906] AsyncLLM output_handler failed.
+(APIServer pid=7) ERROR 11-22 06:41:16 [async_llm.py:906] Traceback (most recent call last):
+(APIServer pid=7) ERROR 11-22 06:41:16 [async_llm.py:906]   File "core_client.py", line 1235, in get_output
+(APIServer pid=7) ERROR 11-22 06:41:16 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: Engine
+"""
+STREAMS = """(APIServer pid=7) ERROR 11-22 06:41:16 [serving.py:929] Error in chat completion stream generator.
+(APIServer pid=7) ERROR 11-22 06:41:16 [serving.py:929] Traceback (most recent call last):
+(APIServer pid=7) ERROR 11-22 06:41:16 [serving.py:929]   File "serving.py", line 600, in chat
+(APIServer pid=7) ERROR 11-22 06:41:16 [serving.py:929] vllm.v1.engine.exceptions.EngineDeadError: EngineCore
+"""
+ANSWER = 'INFO:     127.0.0.1:3 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
+END = "sparkpin: ended with 0, though nobody asked it to\n"
 
 
 def dead(log: str, how: str = "exited with 1", **more: object) -> Death:
@@ -24,35 +55,87 @@ def dead(log: str, how: str = "exited with 1", **more: object) -> Death:
     return Death(how=how, log=log.encode(), **values)  # type: ignore[arg-type]
 
 
+def cause_of(log: str) -> Cause:
+    found = cause(dead(log))
+    assert found, log
+    return found
+
+
+@pytest.mark.skipif(not CASES.is_dir(), reason="no ../shared/cases beside this project")
+@pytest.mark.parametrize("number", EXPECTED)
+def test_logs_of_others_crashes(number: str) -> None:
+    (folder,) = CASES.glob(f"{number}-*")
+    (file,) = folder.glob("log.txt")
+    found = cause_of(file.read_text())
+    remedy, error = EXPECTED[number]
+    assert remedy in f"{found.meaning} {found.remedy}"
+    assert error in first_error(file.read_text().splitlines())
+
+
+def test_no_sample_of_one_kind_gets_another_kind_s_cause() -> None:
+    """Alone, within a traceback of the engine, and after an answer that came when the engine had died already."""
+    assert len(CAUSES) >= 45
+    tried = 0
+    for kind in CAUSES:
+        assert kind.samples, kind.meaning
+        for sample in kind.samples:
+            engine = "(EngineCore pid=9) ERROR 11-22 03:55:16 [core.py:1510] "
+            lines = ["EngineCore encountered a fatal error.", "Traceback (most recent call last):", "  File x", sample]
+            logged = "".join(f"{engine}{line}\n" for line in lines)
+            for log in (f"{sample}\n", logged, f"{ANSWER}{logged}{KILLED}{STREAMS}{ANSWER}{END}"):
+                if kind.weight == "consequence" and log != f"{sample}\n":
+                    continue
+                tried += 1
+                assert cause_of(log) is kind, (sample, cause_of(log).meaning)
+    assert tried > 200
+
+
+@pytest.mark.parametrize("kind", CAUSES, ids=lambda kind: kind.meaning[:30])
+def test_a_remedy_can_be_filled_in(kind: Cause) -> None:
+    assert "{" not in kind.remedy.format(recipe="r", tag="t") and "{" not in kind.meaning
+
+
 def test_the_first_error_is_the_cause_and_no_consequence() -> None:
     lines = report(dead(INIT))
     assert lines[1] == "first error: RuntimeError: Insufficient space in /dev/shm for shared"
-    assert lines[2] == "that means: its processes share more memory than /dev/shm has"
+    assert "/dev/shm is full" in lines[2]
     assert lines[-1] == "  sparkpin: ended with 1"
 
 
 def test_what_was_before_the_last_answer_is_no_cause() -> None:
-    old = "ValueError: a request that was wrong\n"
-    log = (
-        old + 'INFO:     127.0.0.1 - "POST /v1/completions HTTP/1.1" 200 OK\nEngineDeadError\nsparkpin: ended with 0\n'
-    )
+    log = f"ValueError: a request that was wrong\n{ANSWER}EngineDeadError\n{END}"
     assert "ValueError" not in "\n".join(report(dead(log)))
-    assert "killed from outside" in report(dead(log))[2]
+    assert cause_of(log).weight == "consequence"
 
 
-def test_an_answer_of_500_is_a_consequence() -> None:
-    """As vLLM 0.32 wrote when its engine process was killed while a request was under way."""
+@pytest.mark.parametrize("log", [ANSWER + KILLED + END, ANSWER + STREAMS + KILLED + ANSWER + END, STREAMS + END])
+def test_one_kill_has_one_cause_whatever_the_traffic(log: str) -> None:
+    """As vLLM 0.32 wrote when its engine process was killed: idle, and with streams under way."""
+    assert "killed from outside" in cause_of(log).meaning
+
+
+def test_an_error_that_nobody_knows_gets_no_cause_of_what_followed() -> None:
+    traceback = "Traceback (most recent call last):\n  File x\nKeyError: 'a name that is new'\n"
+    log = f"{traceback}{KILLED}RuntimeError: gloo/transport/tcp/pair.cc:534] Connection closed by peer\n{END}"
+    assert cause(dead(log)) is None and "a name that is new" in first_error(log.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (
+            "max_num_seqs\n  Input should be greater than 0 [type=greater_than, input_value=0]",
+            "Input should be greater",
+        ),
+        ("  Value error, no such thing [type=value_error]\n    For further information", "no such thing"),
+    ],
+)
+def test_the_reason_of_a_validation_error_is_in_its_next_lines(lines: str, reason: str) -> None:
     log = (
-        'INFO:     127.0.0.1:37168 - "POST /v1/completions HTTP/1.1" 200 OK\n'
-        "(APIServer pid=7) ERROR 11-22 06:41:16 [async_llm.py:906] Traceback (most recent call last):\n"
-        '(APIServer pid=7) ERROR 11-22 06:41:16 [async_llm.py:906]   File "core_client.py", line 1235, in get_output\n'
-        "(APIServer pid=7) ERROR 11-22 06:41:16 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: Engine\n"
-        'INFO:     127.0.0.1:53300 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error\n'
-        "sparkpin: ended with 0, though nobody asked it to\n"
+        f"Traceback (most recent call last):\n  File x\nValidationError: 1 validation error for Config\n{lines}\n{END}"
     )
-    lines = report(dead(log))
-    assert lines[1].startswith("first error: vllm.v1.engine.exceptions.EngineDeadError")
-    assert lines[2] == "that means: a process of the server was killed from outside, or crashed without a word"
+    error = first_error(log.splitlines())
+    assert reason in error and "type=" not in error
 
 
 def test_of_a_server_that_was_started_again_the_life_that_ended_counts() -> None:
@@ -64,27 +147,6 @@ def test_of_a_server_that_was_started_again_the_life_that_ended_counts() -> None
     assert "/dev/shm" in lines[1]
 
 
-@pytest.mark.parametrize(
-    ("line", "means"),
-    [
-        ("vllm: error: unrecognized arguments: --no-such-flag", "does not know a flag"),
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "the GPU's memory"),
-        (
-            "ValueError: To serve at least one request with the models's max seq len (262144), (12.0 GiB KV cache is "
-            "needed, which is larger than the available KV cache memory (8.0 GiB).",
-            "does not hold one request",
-        ),
-        ("OSError: [Errno 28] No space left on device", "is full"),
-        ("sparkpin: ended: the kernel killed 1 of its processes for want of memory", "passed its memory limit"),
-        ("sparkpin: ended: it answered no request any more", "it hung"),
-        ("sparkpin: rank 1 was silent for 10 s: ending this node, too", "another node of it ended"),
-    ],
-)
-def test_known_causes(line: str, means: str) -> None:
-    found = [text for text in report(dead(f"{line}\n")) if text.startswith("that means: ")]
-    assert found and means in found[0]
-
-
 def test_a_line_of_information_is_no_cause() -> None:
     log = (
         "(APIServer pid=1) INFO 11-22 02:30:47 [hf.py:648] Detected the chat template content format to be 'string'.\n"
@@ -93,11 +155,61 @@ def test_a_line_of_information_is_no_cause() -> None:
     assert first_error(log.splitlines()) == ""
 
 
+KERNEL = """[   10.000000] Memory cgroup out of memory: Killed process 7 (old)
+[  100.500000] NVRM: Xid (PCI:0000:01:00): 31, pid=8, name=VLLM
+[  100.6] NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051) returned from x
+[  100.7] NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051) returned from x
+[  101.0] eth0: up
+[  101.500000] spark kernel: NVRM: GPU 000f:01:00.0: GPU has fallen off the bus.
+"""
+
+
 def test_what_the_kernel_said_since_the_start() -> None:
-    text = (
-        "[   10.000000] Memory cgroup out of memory: Killed process 7 (old)\n"
-        "[  100.500000] NVRM: Xid (PCI:0000:01:00): 31, pid=8, name=VLLM\n[  101.0] eth0: up\n"
-    )
-    lines = crash_facts.kernel_lines(text, "1970-01-01T00:01:00.123456789Z", boot=0.0)
-    assert lines == ["kernel: NVRM: Xid (PCI:0000:01:00): 31, pid=8, name=VLLM"]
-    assert crash_facts.kernel_lines(text, "", boot=0.0) == []
+    """By dmesg or by journalctl; each line once, since they come in bursts."""
+    lines = crash_facts.kernel_lines(KERNEL, "1970-01-01T00:01:00.123456789Z", boot=0.0)
+    assert [line.partition("NVRM: ")[2][:5] for line in lines] == ["Xid (", "nvChe", "GPU 0"]
+    assert crash_facts.kernel_lines(KERNEL, "", boot=0.0) == []
+
+
+@pytest.mark.skipif(not CASES.is_dir(), reason="no ../shared/cases beside this project")
+def test_the_kernel_s_words_of_a_memory_that_is_full() -> None:
+    (file,) = CASES.glob("18-*/dmesg.txt")
+    assert len(crash_facts.kernel_lines(file.read_text(), "1970-01-01T00:00:10Z", boot=0.0)) == 2
+
+
+def container(home: Path, log: str, **state: Any) -> Any:
+    labels = {HOME_LABEL: str(home), LABEL: "r", RELEASE_LABEL: "sparkpin/r:base-1"}
+    attrs = {
+        "State": {"Status": "exited", "ExitCode": 1, "FinishedAt": "2026-01-01T00:00:00Z", **state},
+        "HostConfig": {},
+        "RestartCount": state.pop("restarts", 0),
+    }
+    return SimpleNamespace(labels=labels, attrs=attrs, logs=lambda **_: log.encode())
+
+
+LIFE = "sparkpin: starting the server\n"
+RUNS = {"Status": "running", "ExitCode": 0}
+
+
+@pytest.mark.parametrize(
+    ("log", "state", "kept"),
+    [
+        (LIFE + INIT, {}, True),
+        (LIFE + INIT + LIFE, {**RUNS, "restarts": 1}, True),  # it runs again; the reason is as good as gone
+        (LIFE + ANSWER, {"ExitCode": 137}, False),  # Docker ended what did not stop in time
+        (LIFE + ANSWER, {**RUNS}, False),
+        (LIFE + ANSWER, {"ExitCode": 0}, False),
+    ],
+)
+def test_what_a_crash_left_is_kept_before_its_container_goes(
+    tmp_path: Path, log: str, state: dict[str, Any], kept: bool
+) -> None:
+    gone = container(tmp_path, log, **state)
+    crash_facts.keep_evidence(gone)
+    folder = tmp_path / "serve/r/base-1"
+    assert folder.exists() == kept
+    if kept:
+        assert (folder / crash_facts.LOG).read_text() == log and "/dev/shm" in (folder / crash_facts.REPORT).read_text()
+        (folder / crash_facts.REPORT).write_text("of a start that failed, just now")
+        crash_facts.keep_evidence(gone)
+        assert (folder / crash_facts.REPORT).read_text() == "of a start that failed, just now"
