@@ -7,6 +7,7 @@ from typing import Annotated
 from sparkpin.cli.tasks import Json, ServedRecipe, task
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import engine_of
+from sparkpin.serve import logs as server_logs
 from sparkpin.serve import status as serving
 
 
@@ -38,4 +39,4 @@ def logs(
     follow: Annotated[bool, "keep printing new lines, until Ctrl-C"] = False,
 ) -> None:
     """Print a server's log, without health checks."""
-    serving.logs(paths, engine_of(paths), recipe, lines=lines, follow=follow)
+    server_logs.logs(paths, engine_of(paths), recipe, lines=lines, follow=follow)

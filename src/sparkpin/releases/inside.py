@@ -1,13 +1,14 @@
 """Runs in a served container, with the image's Python and the standard library alone.
 
 usage: inside.py run ARGV...   process 1: starts the server, passes signals on, ends with a code that Docker understands
-       inside.py health        Docker's HEALTHCHECK: one real request; the last failure allowed ends the server
+       inside.py health        Docker's HEALTHCHECK: what process 1 knows of its server
        inside.py ask           one real request that counts for nothing
        inside.py load          prints how many requests are under way
 
 Why process 1 is not vLLM itself: vLLM ends with 0 when its engine process dies, and Docker's policy "on-failure" then
-leaves it down. Docker does not restart a container that is unhealthy, either; and no signal that a process of the
-container sends, SIGKILL included, ends process 1 unless that handles it, so a vLLM that hangs would stay.
+leaves it down. Docker does not restart a container that is unhealthy, either, and a vLLM that hangs would stay: process
+1 has the model write a token now and then, and ends a server that does not. `health` tells Docker, and `status` by it,
+what came of that, and at once when a token is late.
 
 Docker starts the container again as often as it ends with a failure. How often that may be, process 1 counts, in a file
 that outlives it; where it may not be once more, it ends with 0. A count of Docker's is never filled up again. Process 1
@@ -16,8 +17,10 @@ memory, the state of the health check.
 
 Of a release for several machines, each container watches the other end of torch's store, and ends when that has gone:
 Docker starts both again, and vLLM joins them. vLLM 0.32 and 0.33 would not: a worker whose head is gone waits for its
-next step for ever, and a head learns of its worker at the next request. A worker has no API: it is well while its
-server lives. Docker has to start it after a boot, whatever its exit code, so at its limit it waits without a server.
+next step for ever, and a head learns of its worker at the next request. A machine that loses its power, or its cable,
+closes no connection: process 1 of a worker has one of its own to the store, which the kernel tests (keepalive). A
+worker has no API: it is well while its server lives. Docker has to start it after a boot, whatever its exit code, so at
+its limit it waits without a server.
 
 A GPU that shares the machine's memory takes its own past the container's limit, and the machine freezes before its
 kernel kills anybody. So process 1 looks at the memory of the machine, and ends the server where less than `floor` bytes
@@ -46,10 +49,12 @@ SETTINGS = "settings.json"
 RESTARTS = HERE / "state/restarts"  # their number, since the last time that all were there again
 STATE = Path("/tmp/sparkpin")  # a tmpfs: empty again at each start
 HUNG, UNASKED, PEER_LOST, NO_RESERVE, OUT_OF_MEMORY = 70, 71, 72, 73, 137
-"""Exit codes. 71: ended with 0 though nobody asked; 72: a worker of the pair has gone; 73: the machine had too little
-memory left, 137: its limit had none."""
+"""Exit codes. 71: ended with 0 though nobody asked; 72: another machine of the pair has gone; 73: the machine had too
+little memory left, 137: its limit had none."""
 STAYS_DOWN = "stays down"  # how the last line of the log begins then
 METRICS_SECONDS = 5.0
+PATIENCE = 10.0  # seconds for a token; a server that takes longer has to move its counters meanwhile
+SETTINGS_SECONDS = 5.0  # in which the host has written its file
 LOOK_SECONDS = 1  # between two looks for the other machines
 GUARD_SECONDS = 0.25  # between two looks at the machine's memory, which a server may take gigabytes of in a second
 MEMINFO = Path("/proc/meminfo")  # proc(5): of the machine, in a container, too
@@ -61,6 +66,12 @@ EVENTS = (  # where the kernel counts what it killed for want of memory: cgroup 
     Path("/sys/fs/cgroup/memory.events"),
     Path("/sys/fs/cgroup/memory/memory.oom_control"),
 )
+KEEPALIVE = (  # tcp(7), seconds and a number: what is silent for half a minute has gone
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+)
 SOCKETS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))  # proc(5), 01: established; torch's sockets are in the second
 
 
@@ -71,11 +82,11 @@ def say(text: str) -> None:
 def run(argv: Sequence[str]) -> int:
     """Start the server and wait for its end; the exit code of the container."""
     STATE.mkdir(mode=0o700, exist_ok=True)
-    (STATE / "started").write_text(str(time.monotonic()))
     server: subprocess.Popen[bytes] | None = None
     causes: list[int] = []  # exit codes of what ended it; 0: it was asked to
     over = threading.Event()
     known: set[str] = set()  # connections of all machines to torch's store
+    own: set[str] = set()  # that of this process
 
     def stop(number: int, _: object) -> None:
         if server is None:
@@ -85,15 +96,19 @@ def run(argv: Sequence[str]) -> int:
             os.kill(server.pid, number)  # `send_signal` might reap it, which is `reap`'s
 
     def end(code: int, why: str) -> None:
+        if causes:
+            return
         say(f"ended: {why}")
         causes.append(code)
         kill_others()
 
     def look(*_: object) -> None:
-        now = connections(settings["store"])
+        now = connections(settings["store"]) - own
         gone = {one[:8] for one in known} - {one[:8] for one in known & now}  # who came again meanwhile has gone, too
-        if gone and not causes:
+        if gone:
             end(PEER_LOST, "a worker has gone from torch's store, here or on another machine")
+        if now and settings["rank"] and not known:
+            threading.Thread(target=hold, args=(settings["store"], own), daemon=True).start()
         known.update(now)
 
     def guard() -> None:
@@ -102,6 +117,9 @@ def run(argv: Sequence[str]) -> int:
                 kept = f"{settings['floor'] >> 20} MiB are kept for it"
                 end(NO_RESERVE, f"the machine had {left >> 20} MiB of memory left, and {kept}")
                 return
+
+    def cut(*_: object) -> None:
+        end(PEER_LOST, "the machine with torch's store does not answer any more")
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
@@ -113,7 +131,9 @@ def run(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGUSR1, lambda *_: end(HUNG, "it answered no request any more"))
     if settings.get("floor"):
         threading.Thread(target=guard, daemon=True).start()
+    threading.Thread(target=watch, args=(settings,), daemon=True).start()
     if "store" in settings:
+        signal.signal(signal.SIGUSR2, cut)
         signal.signal(signal.SIGALRM, look)
         signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
     code = reap(server.pid)
@@ -159,6 +179,21 @@ def connections(store: Sequence[Any]) -> set[str]:
     return found
 
 
+def hold(store: Sequence[Any], own: set[str]) -> None:
+    """Signal this process when a connection of its own to torch's store breaks, though nobody has closed it. own: gets
+    that connection, as `connections` writes it."""
+    try:
+        with socket.create_connection(tuple(store), timeout=KEEPALIVE[1][2]) as link:
+            for option in KEEPALIVE:
+                link.setsockopt(*option)
+            address, port = link.getsockname()
+            own.add(f"{int.from_bytes(socket.inet_aton(address), sys.byteorder):08X}:{port:04X}")
+            link.settimeout(None)
+            link.recv(1)  # the store sends nothing unasked; its end is seen in the kernel's table
+    except OSError:
+        os.kill(os.getpid(), signal.SIGUSR2)
+
+
 def restarts() -> int:
     """0 where the file says nothing."""
     with contextlib.suppress(OSError, ValueError):
@@ -167,16 +202,27 @@ def restarts() -> int:
 
 
 def write_restarts(number: int) -> None:
-    """A full disk costs no more than the count: the old one stays."""
-    new = RESTARTS.with_suffix(".new")
+    write(RESTARTS, str(number))
+
+
+def write(path: Path, text: str) -> None:
+    """Whole, or not at all: where the disk is full, what was there stays."""
     with contextlib.suppress(OSError):
-        new.write_text(str(number))
-        new.replace(RESTARTS)
+        new = path.with_suffix(".new")
+        new.write_text(text)
+        new.replace(path)
 
 
 def load_settings() -> dict[str, Any]:
-    """Anew each time: the host may have changed them."""
-    return dict(json.loads((HERE / SETTINGS).read_text()))
+    """Again each time: the host may have changed them. It may be about to: Docker writes files of a volume in place."""
+    until = time.monotonic() + SETTINGS_SECONDS
+    while True:
+        try:
+            return dict(json.loads((HERE / SETTINGS).read_text()))
+        except (OSError, ValueError):
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.1)
 
 
 def reap(pid: int) -> int:
@@ -242,7 +288,6 @@ def ask(settings: dict[str, Any]) -> str:
     text = request(settings, "POST", "/v1/completions", body, settings["timeout"])
     if not json.loads(text).get("choices"):
         raise Silent(f"an answer without a choice: {text[:200]}")
-    (STATE / "ready").touch()
     return f"a token after {time.monotonic() - begin:.2f} s"
 
 
@@ -264,39 +309,60 @@ def under_way(settings: dict[str, Any]) -> str:
     return str(int(sum(map(float, counts)))) if counts else ""
 
 
+def watch(settings: dict[str, Any]) -> None:
+    """Have a token written now and then, and end a server that writes none. Never returns, but after that."""
+    begin = time.monotonic()
+    seen: dict[str, Any] = {"asked": begin, "pending": False, "answered": 0.0, "failures": 0, "text": "starting"}
+    while seen["failures"] < settings["failures"]:
+        write(STATE / "watch", json.dumps(seen | {"pending": False}))
+        time.sleep(settings["interval"])
+        seen["asked"] = time.monotonic()
+        write(STATE / "watch", json.dumps(seen | {"pending": True}))
+        before = work_done(settings)
+        write(STATE / "work", "\n".join(before))
+        try:
+            seen |= {"text": ask(settings), "answered": time.monotonic(), "failures": 0}
+            if time.monotonic() - begin > settings["refill"]:
+                write_restarts(0)
+        except (Silent, ValueError) as error:
+            if not seen["answered"] and time.monotonic() - begin < settings["start"]:
+                seen["text"] = f"starting for {time.monotonic() - begin:.0f} s: {error}"
+            elif before and (after := work_done(settings)) and after != before:
+                seen |= {"text": f"busy: no token ({error}), but it computes", "failures": 0}
+            else:
+                seen["failures"] += 1
+                seen["text"] = f"failure {seen['failures']} of {settings['failures']}: {error}"
+    write(STATE / "watch", json.dumps(seen))
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
 def health(settings: dict[str, Any]) -> int:
-    """0: healthy. A server that is too busy for the request is: its counters move."""
+    """0: healthy. A server that is too busy for a token is: its counters move from one check to the next."""
     if (STATE / "down").exists():
         print(STAYS_DOWN)
         return 1
-    before = work_done(settings)
-    try:
-        print(ask(settings))
-    except (Silent, ValueError) as error:
-        if before and (after := work_done(settings)) and after != before:
-            print(f"busy: no token ({error}), but it computes")
-            return 0
-        return failed(settings, str(error))
-    (STATE / "failures").unlink(missing_ok=True)
-    if time.monotonic() - float((STATE / "started").read_text()) > settings["refill"]:
-        write_restarts(0)
+    seen = json.loads((STATE / "watch").read_text())
+    late = time.monotonic() - seen["asked"]
+    if late > settings["interval"] + settings["timeout"] + 4 * METRICS_SECONDS:
+        print(f"process 1 has not looked for {late:.0f} s")
+        os.kill(1, signal.SIGCONT)  # whoever stopped it, it has to go on
+        return 1
+    if seen["failures"] or not seen["answered"]:
+        print(seen["text"])
+        return 1
+    if seen["pending"] and not moved(settings) and late > PATIENCE:
+        print(f"no token for {time.monotonic() - seen['answered']:.0f} s")
+        return 1
+    print(seen["text"])
     return 0
 
 
-def failed(settings: dict[str, Any], why: str) -> int:
-    """1, and after the last failure allowed the end of the server."""
-    waited = time.monotonic() - float((STATE / "started").read_text())
-    if not (STATE / "ready").exists() and waited < settings["start"]:
-        print(f"starting for {waited:.0f} s: {why}")
-        return 1
-    path = STATE / "failures"
-    count = 1 + (int(path.read_text()) if path.exists() else 0)
-    path.write_text(str(count))
-    print(f"failure {count} of {settings['failures']}: {why}")
-    if count >= settings["failures"]:
-        os.kill(1, signal.SIGCONT)  # whoever stopped process 1, it has to go on for this
-        os.kill(1, signal.SIGUSR1)
-    return 1
+def moved(settings: dict[str, Any]) -> bool:
+    """Whether the server's counters are others than at the last check that asked for them."""
+    path, now = STATE / "work", "\n".join(work_done(settings))
+    before = path.read_text() if path.exists() else ""
+    write(path, now)
+    return bool(now) and now != before
 
 
 def main(task: str, *argv: str) -> int:

@@ -21,17 +21,19 @@ from sparkpin.smoke.server import socket_argv
 FOLDER = "/run/sparkpin"
 PROGRAM = f"{FOLDER}/inside.py"
 SOCKET_LABEL = "sparkpin.serve.socket"  # its value is the folder below SOCKETS where the server's socket lies
+DROPPED = ("--api-key", "--disable-log-stats")  # a busy server is known from one that hangs by its counters
 SECOND = 10**9  # Docker counts in nanoseconds
 
 
 @dataclass(frozen=True)
 class Health:
-    """How a server is watched: a request each `interval` seconds, with `timeout` seconds for its answer.
+    """How a server is watched: a token each `interval` seconds, with `timeout` seconds for it.
 
-    After `failures` in a row the server is ended, for Docker to start it again (see `Limits`).
+    After `failures` in a row the server is ended, for Docker to start it again (see `Limits`). Docker asks process 1 as
+    often what came of that.
     """
 
-    interval: float = 30
+    interval: float = 10
     timeout: float = 60
     failures: int = 3
 
@@ -80,7 +82,7 @@ def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None
         release.tag,
         name=name,
         entrypoint=[*PYTHON, PROGRAM, "run"],
-        command=running.node_argv(drop_flags(socket_argv(release, socket_of(folder)), "--api-key"), node),
+        command=running.node_argv(drop_flags(socket_argv(release, socket_of(folder)), *DROPPED), node),
         labels=dict(wanted.labels) | {SOCKET_LABEL: folder},
         healthcheck=healthcheck(wanted),
         mounts=[
@@ -107,10 +109,9 @@ def healthcheck(wanted: LaunchOrder) -> Healthcheck:
     return Healthcheck(
         test=["CMD", *PYTHON, PROGRAM, "health"],
         interval=int(health.interval * SECOND),
-        # The request has its own limit, and two looks at the metrics come with it.
-        timeout=int((health.timeout + 3 * inside.METRICS_SECONDS) * SECOND),
+        timeout=int(3 * inside.METRICS_SECONDS * SECOND),
         start_period=int(wanted.timeout * SECOND),
-        retries=health.failures,
+        retries=2,  # one may fail because the machine is slow
     )
 
 
@@ -119,6 +120,7 @@ def parts(wanted: LaunchOrder, folder: str) -> dict[str, bytes]:
     settings = {
         "model": served_name(wanted.release.argv),
         "socket": socket_of(folder),
+        "interval": wanted.health.interval,
         "timeout": wanted.health.timeout,
         "failures": wanted.health.failures,
         "start": wanted.timeout,
@@ -146,7 +148,8 @@ def keep_up(container: Container, wanted: LaunchOrder) -> None:
     machine's container at boot, and "on-failure" does not, where it was ended in good order: process 1 holds the limit
     there by waiting.
     """
-    put(container, FOLDER, parts(wanted, container.labels[SOCKET_LABEL]))  # its limits may be others than they were
+    files = parts(wanted, container.labels[SOCKET_LABEL])
+    put(container, FOLDER, {inside.SETTINGS: files[inside.SETTINGS]})  # its limits may be others than they were
     policy = "unless-stopped" if wanted.node and wanted.node.place.rank else "on-failure"
     with engine_errors():
         container.update(restart_policy={"Name": policy})  # type: ignore[arg-type]  # a count is not needed

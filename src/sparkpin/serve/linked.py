@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -159,26 +158,45 @@ def group_of(container: Container, machines: Sequence[Machine]) -> list[tuple[Ma
     return [(machine, one) for machine in machines for one in with_labels(machine, group)]
 
 
+def labels_of(paths: Paths, recipe: str | None) -> dict[str, str]:
+    """Of the containers on other machines of a recipe, or of all of this home's."""
+    return {OWNER_LABEL: owner(str(paths.home))} | ({RECIPE_LABEL: recipe} if recipe else {})
+
+
+def newest_at(paths: Paths, recipe: str, machine: Machine) -> Container | None:
+    found = with_labels(machine, labels_of(paths, recipe))
+    return max(found, key=lambda one: str(one.attrs["Created"]), default=None)
+
+
 @contextlib.contextmanager
 def elsewhere(
-    paths: Paths, recipe: str | None, servers: Sequence[Container]
+    paths: Paths, recipe: str | None, servers: Sequence[Container], connected: Sequence[Machine] = ()
 ) -> Iterator[list[tuple[Machine, Container]]]:
-    """The containers on other machines of a recipe, or of all of this home's. Machines that are away are told."""
-    own = {url for server in servers if (its := nodes_of(server)) for url in its.urls}
-    with reached(sorted(own.union(nodes.urls_kept(paths, recipe)))) as (machines, away):
+    """The containers on other machines of a recipe, or of all of this home's. Machines that are away are told.
+
+    connected: machines to which there is a connection already, this one or others."""
+    urls = {url for server in servers if (its := nodes_of(server)) for url in its.urls}
+    urls |= set(nodes.urls_kept(paths, recipe))
+    with reached(sorted(urls - {machine.where for machine in connected})) as (machines, away):
         for url, error in away.items():
             say(f"warning: {url} is away ({error.message}): what is there goes with the next `invoke stop`")
-        labels = {OWNER_LABEL: owner(str(paths.home))} | ({RECIPE_LABEL: recipe} if recipe else {})
-        yield [(machine, one) for machine in machines for one in with_labels(machine, labels)]
+        labels = labels_of(paths, recipe)
+        others = [*(machine for machine in connected if machine.where != HERE), *machines]
+        yield [(machine, one) for machine in others for one in with_labels(machine, labels)]
 
 
 def rejoined(
-    connections: contextlib.ExitStack, paths: Paths, recipe: str, server: Container | None
+    connections: contextlib.ExitStack,
+    paths: Paths,
+    recipe: str,
+    server: Container | None,
+    connected: Sequence[Machine] = (),
 ) -> Container | None:
     """A recipe's server with its containers on other machines; the same where it has none. What no server here belongs
-    to is removed there: a killed run left it."""
+    to is removed there: a killed run left it. connected: as of `elsewhere`."""
     group, peers = server.labels.get(GROUP_LABEL) if server else None, []
-    for machine, one in connections.enter_context(elsewhere(paths, recipe, [server] if server else [])):
+    found = elsewhere(paths, recipe, [server] if server else [], connected)
+    for machine, one in connections.enter_context(found):
         if group and one.labels.get(GROUP_LABEL) == group:
             peers.append((machine, one))
         else:
@@ -244,12 +262,13 @@ def states(container: Container | None) -> dict[str, str]:
 
 
 def freed_by(paths: Paths, server: Container) -> dict[str, int]:
-    """Bytes that a server gives back when it stops, by its plan, for each of its machines by URL; where there is no
-    plan, as much as another may need."""
+    """Bytes that a server gives back when it stops, by its plan, for each machine that it runs on by URL; where there
+    is no plan, what its containers may take, which is an estimate of it then."""
     from sparkpin.serve import memory_limit  # slow to import
 
-    its, planned = nodes_of(server), sys.maxsize
+    planned = None
     with contextlib.suppress(SparkpinError):
         release = Releases(paths).get(server.labels.get(RELEASE_LABEL, ""))
         planned = memory_limit.plan_of(paths, release).needed
-    return dict.fromkeys(its.urls if its else (HERE,), planned)
+    parts = [(HERE, server), *((machine.where, peer) for machine, peer in peers_of(server))]
+    return {where: planned or int(part.attrs["HostConfig"].get("Memory") or 0) for where, part in parts}

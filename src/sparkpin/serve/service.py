@@ -103,7 +103,7 @@ def start(
         old, front = tidy(engine, name)
         together = (where or NodesOptions()).applied(nodes.kept(paths, release.recipe), release)
         machines = connections.enter_context(nodes.connected(engine, together.urls)) if together else ()
-        old = linked.rejoined(connections, paths, release.recipe, old)
+        old = linked.rejoined(connections, paths, release.recipe, old, machines)
         known, kept = address_of(front), kept_address(paths, release.recipe)
         address = options.applied(known or kept or Address.of_command(release.argv))
         if kept and not known:

@@ -1,15 +1,13 @@
-"""The tasks `status` and `logs`, and what `serve` prints besides serving."""
+"""The task `status`, and what `serve` prints besides serving."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -24,7 +22,6 @@ from sparkpin.releases.container import HOME_LABEL, log_of
 from sparkpin.releases.record import Releases
 from sparkpin.serve import crash_facts, keys, linked, nodes, unit, usage
 from sparkpin.serve.address import Address, AddressOptions, endpoint
-from sparkpin.serve.nodes import HERE
 from sparkpin.serve.postmortem import last_life, report
 from sparkpin.serve.served import (
     FRONT,
@@ -43,8 +40,6 @@ from sparkpin.serve.served import status as served_here
 from sparkpin.smoke.metrics import total
 from sparkpin.smoke.startup import Startup
 
-WATCH = re.compile(rb'INFO: +(?:- "POST /v1/completions|(?:[\d.]+:\d+ )?- "GET /(?:health|metrics)) HTTP/1\.1" 200 OK')
-"""What the server writes of the health check, who asks from within and has no address, and of `invoke status`."""
 LOAD_SECONDS = 1.0  # between two readings of a server that has work
 ANSWERS, STARTS = "answers", "starts"
 NEXT = ("invoke status", "invoke logs", "invoke stop")
@@ -169,7 +164,7 @@ def words(served: Served, container: Container | None) -> str:
     if served.state != "running" or container is None:
         return f"the server is {served.state}"
     if served.health == "unhealthy":
-        return "hangs"
+        return f"hangs: {crash_facts.last_check(container.attrs['State'])}"
     watched = Startup()
     with engine_errors():
         try:
@@ -183,79 +178,24 @@ def words(served: Served, container: Container | None) -> str:
     return "gives no answer"
 
 
+def own_services(paths: Paths, engine: Engine) -> list[Container]:
+    """Those of this home, the newest first: in a switch a recipe has two."""
+    with engine_errors():
+        own = [one for one in services(engine) if one.labels.get(HOME_LABEL) == str(paths.home)]
+    return sorted(own, key=lambda one: str(one.attrs["Created"]), reverse=True)
+
+
 def service_of(paths: Paths, engine: Engine, recipe: str | None) -> Container:
     """The one container of this home that is meant. InputError for none, or for more than one."""
-    with engine_errors():
-        own = [c for c in services(engine) if c.labels.get(HOME_LABEL) == str(paths.home)]
-    chosen = [c for c in own if recipe in (None, c.labels[LABEL])]
-    known = ", ".join(sorted({c.labels[LABEL] for c in own}))
-    if len({c.labels[LABEL] for c in chosen}) > 1:
+    own = own_services(paths, engine)
+    chosen = [one for one in own if recipe in (None, one.labels[LABEL])]
+    known = ", ".join(sorted({one.labels[LABEL] for one in own}))
+    if len({one.labels[LABEL] for one in chosen}) > 1:
         raise InputError(f"several recipes are served: {known}", next_step=f"--recipe {chosen[0].labels[LABEL]}")
     if not chosen:
         what = f"no service of recipe {recipe!r} runs" if recipe else "nothing is served"
         raise InputError(what, next_step=f"choose one of: {known}" if known else how_to_serve(paths, recipe))
-    return max(chosen, key=lambda container: str(container.attrs["Created"]))
-
-
-def logs(paths: Paths, engine: Engine, recipe: str | None, *, lines: int, follow: bool) -> None:
-    """The server's own words, of several machines with the name of each before its lines; where its container went with
-    a start that failed, those that were kept."""
-    try:
-        container = service_of(paths, engine, recipe)
-    except InputError:
-        if kept := newest_log(paths, recipe):
-            terminal.say(f"nothing runs; the last start that failed: {kept}")
-            write(told_to_people(kept.read_bytes())[-lines:] if lines else [])
-            return
-        raise
-    its = linked.nodes_of(container)
-    with nodes.reached(its.urls if its else ()) as (machines, away), engine_errors():
-        for url, error in away.items():
-            terminal.say(f"{url} is away: {error.message}")
-        parts = [(f"{HERE} | " if its else "", container)]
-        parts += [(f"{machine.where} | ", one) for machine, one in linked.group_of(container, machines)] if its else []
-        if not follow:
-            for name, part in parts:
-                write(last_told(part, lines), name)
-            return
-        for name, part in parts[1:]:
-            threading.Thread(target=follow_log, args=(part, lines, name), daemon=True).start()
-        with contextlib.suppress(KeyboardInterrupt):  # that is how one stops looking
-            follow_log(container, lines, parts[0][0])
-
-
-def follow_log(container: Container, lines: int, name: str) -> None:
-    rest = b""
-    for chunk in container.logs(stream=True, follow=True, tail=lines):  # a chunk may end within a line
-        whole, end, rest = (rest + chunk).rpartition(b"\n")
-        write(told_to_people(whole + end), name)
-    write(told_to_people(rest), name)
-
-
-def last_told(container: Container, count: int) -> list[bytes]:
-    """The last lines that are meant for people: a day has 8,000 of the health check."""
-    asked = count
-    while True:
-        read = bytes(container.logs(tail=asked))
-        told = told_to_people(read)
-        if len(told) >= count or read.count(b"\n") < asked:
-            return told[-count:] if count else []
-        asked *= 10
-
-
-def told_to_people(log: bytes) -> list[bytes]:
-    return [line for line in log.splitlines(keepends=True) if not WATCH.match(line)]
-
-
-def write(lines: Sequence[bytes], name: str = "") -> None:
-    """Other people's bytes, without what a terminal would obey. name: goes before each line."""
-    sys.stdout.write(terminal.tame("".join(name + line.decode(errors="replace") for line in lines)))
-    sys.stdout.flush()
-
-
-def newest_log(paths: Paths, recipe: str | None) -> Path | None:
-    found = (paths.home / "serve").glob(f"{recipe or '*'}/*/{crash_facts.LOG}")
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+    return chosen[0]
 
 
 OWN = Path(__file__).resolve()

@@ -1,7 +1,8 @@
 """A systemd unit that serves a recipe's current release after a reboot. Pure.
 
-Docker's own policy "on-failure" does not start a container when the engine starts, and "always" has no limit; besides,
-`serve` looks after what the container is given (tag, checkpoint, port) before it starts it.
+Docker's own policy "on-failure" starts a container at boot only where it had no time to end in good order (a power cut:
+exit code 255), and "always" has no limit; besides, `serve` looks after what the container is given (tag, checkpoint,
+port) before it starts it. One that Docker has started already is left alone.
 """
 
 from __future__ import annotations

@@ -69,6 +69,18 @@ def test_what_ends_one_ends_both_and_they_join_anew(site: FakeSite, double: Rele
             assert container.attrs["State"]["ExitCode"] == 0, "asked, both at once"
 
 
+def test_a_head_that_loses_its_power_ends_the_worker(site: FakeSite, double: Release) -> None:
+    """Its network is taken away: no connection is closed, and nobody answers."""
+    with pair(site.engine, double, site.checkpoint) as both:
+        answering(both, [1, 1])
+        head = both.containers[0]
+        head.reload()
+        (network,) = head.attrs["NetworkSettings"]["Networks"]
+        site.engine.client.networks.get(network).disconnect(head, force=True)
+        until(lambda: both.lives()[1] == 2, 120)
+        assert "does not answer any more" in both.said(1) and both.lives()[0] == 1
+
+
 def test_a_worker_that_fails_too_often_stays_down_and_ends_when_asked(site: FakeSite, double: Release) -> None:
     bad = dataclasses.replace(double, env=double.env | {"FAKE_VLLM": "worker-exit"})
     with pair(site.engine, bad, site.checkpoint, restarts=1) as both:

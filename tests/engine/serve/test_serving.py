@@ -8,6 +8,7 @@ import json
 import re
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import docker.errors
@@ -24,7 +25,7 @@ from sparkpin.releases import container as running
 from sparkpin.releases import inside
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release, Releases
-from sparkpin.serve import crash_facts, launch, memory_limit, service, status, switching, waiting
+from sparkpin.serve import crash_facts, launch, logs, memory_limit, service, status, switching, waiting
 from sparkpin.serve import served as services
 from sparkpin.serve.launch import Health
 from sparkpin.serve.memory_limit import Room
@@ -40,7 +41,8 @@ TWICE = "restarts=2"
 def test_a_crash_and_a_hang_end_in_a_new_start_and_the_last_one_in_a_post_mortem(
     site: FakeSite, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    served = site.start(port=site.port, host="127.0.0.2", health=QUICK, limit=TWICE)
+    slow_to_end = dataclasses.replace(QUICK, failures=3)
+    served = site.start(port=site.port, host="127.0.0.2", health=slow_to_end, limit=TWICE)
     container = site.engine.client.containers.get(served.container)
     check = container.attrs["Config"]["Healthcheck"]
     assert check["Test"][0] == "CMD" and check["Test"][-1] == "health" and check["Retries"] == 2
@@ -54,6 +56,9 @@ def test_a_crash_and_a_hang_end_in_a_new_start_and_the_last_one_in_a_post_mortem
         assert client.get(f"http://127.0.0.2:{site.port}/health").status_code == 200, (
             "as vLLM's, while its engine hangs"
         )
+    until(lambda: [one.health for one in services.status(site.engine) if one.restarts == 1] == ["unhealthy"], 60)
+    with pytest.raises(DownError, match="hangs: failure"):
+        status.status(site.paths, site.engine, as_json=True)
     await_start(container, 2, served)
     assert b"sparkpin: ended: it answered no request any more" in container.logs()
 
@@ -66,7 +71,7 @@ def test_a_crash_and_a_hang_end_in_a_new_start_and_the_last_one_in_a_post_mortem
     assert "failed too often and stays down; Docker started it again 2 times" in told
     assert "that means: a process of the server was killed from outside" in told
     assert re.search(r"memory now: .* GB of .* GB available, the server's limit is ", told)
-    status.logs(site.paths, site.engine, "fake", lines=2, follow=False)
+    logs.logs(site.paths, site.engine, "fake", lines=2, follow=False)
     assert capsys.readouterr().out.splitlines()[-1] == "sparkpin: stays down: it has been started again 2 times"
     with httpx.Client(trust_env=False, timeout=60) as client:
         down = client.post(f"{served.url}/completions", json={"prompt": "x"})
@@ -76,6 +81,21 @@ def test_a_crash_and_a_hang_end_in_a_new_start_and_the_last_one_in_a_post_mortem
     assert "killed from outside" in kept.read_text()
     assert (anew.restarts, anew.host, anew.port) == (0, "127.0.0.2", site.port), "at its address"
     status.status(site.paths, site.engine, as_json=False)
+
+
+def test_a_followed_log_goes_on_over_a_restart_and_ends_with_the_server(
+    site: FakeSite, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = site.start(port=site.port, health=QUICK)
+    container = site.engine.client.containers.get(served.container)
+    follow = Thread(target=logs.logs, args=(site.paths, Engine.connect(), "fake"), kwargs={"lines": 1, "follow": True})
+    follow.start()
+    signal_processes(container, "vllm serve", "KILL")
+    await_start(container, 1, served)
+    service.stop(site.paths, site.engine, None)
+    follow.join(60)
+    out = capsys.readouterr().out
+    assert not follow.is_alive() and "ended by signal 9" in out and out.count("Application startup complete") == 2
 
 
 def test_restarts_are_there_again_after_a_time_without_one(site: FakeSite) -> None:

@@ -4,14 +4,20 @@ connected with. What it would signal, and the server, are not there: as process 
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
+import signal
+import socket
+import struct
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from watched import until
 
 from sparkpin.releases import inside
 
@@ -26,6 +32,7 @@ def lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         (inside, "STATE", tmp_path / "tmp"),
         (inside, "RESTARTS", tmp_path / "restarts"),
         (inside, "reap", lambda pid: 1),
+        (inside, "watch", lambda settings: None),
         (inside.os, "kill", lambda *_: None),
         (inside.signal, "signal", handlers.__setitem__),
         (inside.signal, "setitimer", lambda *_: None),
@@ -116,3 +123,99 @@ def test_the_connections_of_workers_to_the_store(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(inside, "SOCKETS", tables)
     found = inside.connections(("10.0.0.1", 29501))
     assert found == {f"{WORKER}:C7A6", f"{WORKER}:C7A7"}
+
+
+@pytest.fixture
+def store() -> Any:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+@pytest.mark.parametrize(("how", "signalled"), [("reset", True), ("closed", False), ("refused", True)])
+def test_a_connection_to_the_store_that_breaks_is_told_from_one_that_is_closed(
+    store: Any, monkeypatch: pytest.MonkeyPatch, how: str, signalled: bool
+) -> None:
+    """Reset, as by a machine that has been started again; the silence of one without power, which takes half a minute,
+    is in tests/engine/serve/test_pair.py."""
+    sent, own, address = list[int](), set[str](), store.getsockname()
+    monkeypatch.setattr(inside.os, "kill", lambda pid, number: sent.append(number))
+    if how == "refused":
+        store.close()
+    thread = threading.Thread(target=inside.hold, args=(address, own))
+    thread.start()
+    if how != "refused":
+        link, other = store.accept()
+        until(lambda: own != set())
+        assert own == {f"0100007F:{other[1]:04X}"}, "as the kernel's table has it"
+        if how == "reset":
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        link.close()
+    thread.join(10)
+    assert sent == [signal.SIGUSR2] * signalled
+
+
+def test_settings_that_the_host_is_about_to_write_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inside, "HERE", tmp_path)
+    (tmp_path / inside.SETTINGS).write_text('{"restarts": ')
+    timer = threading.Timer(0.3, (tmp_path / inside.SETTINGS).write_text, ['{"restarts": 3}'])
+    timer.start()
+    assert inside.load_settings() == {"restarts": 3}
+    timer.join()
+
+
+SOON = {"interval": 0.05, "timeout": 5, "failures": 2, "start": 0, "refill": 3600}
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What the server answers: `ask` and its counters; and the end of whoever watches it."""
+    heard = SimpleNamespace(token="a token", moves=False, sent=[])
+    count = itertools.count()
+
+    def ask(settings: Any) -> str:
+        if heard.token == "late":
+            time.sleep(0.2)
+        if heard.token != "a token":
+            raise inside.Silent("timed out")
+        return str(heard.token)
+
+    monkeypatch.setattr(inside, "STATE", tmp_path)
+    monkeypatch.setattr(inside, "PATIENCE", 0.05)
+    monkeypatch.setattr(inside, "ask", ask)
+    monkeypatch.setattr(inside, "work_done", lambda settings: [f"tokens {next(count) if heard.moves else 0}"])
+    monkeypatch.setattr(inside.os, "kill", lambda pid, number: heard.sent.append(number))
+    heard.thread = threading.Thread(target=inside.watch, args=(SOON,), daemon=True)
+    heard.thread.start()
+    until(lambda: (tmp_path / "watch").exists() and inside.health(SOON) == 0)
+    yield heard
+    heard.token, heard.moves = "none", False
+    heard.thread.join(10)
+    assert heard.sent[-1:] == [signal.SIGUSR1], "a server that writes no token is ended"
+
+
+def test_a_hang_is_told_while_the_token_is_late(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    server.token = "late"
+    until(lambda: inside.health(SOON) == 1)
+    assert server.sent == [] and server.thread.is_alive(), "before it is ended"
+    out = capsys.readouterr().out
+    assert "no token for" in out or "failure 1 of 2" in out
+
+
+def test_a_busy_server_is_healthy_and_goes_on(server: Any) -> None:
+    server.token, server.moves = "late", True
+    end = time.monotonic() + 1
+    while time.monotonic() < end:
+        assert inside.health(SOON) == 0
+    assert server.sent == []
+
+
+def test_a_watch_that_was_stopped_is_told_and_goes_on(tmp_path: Path, server: Any) -> None:
+    server.token = "none"
+    server.thread.join(10)
+    old = {"asked": time.monotonic() - 100, "pending": False, "answered": 1.0, "failures": 0, "text": "a token"}
+    (tmp_path / "watch").write_text(json.dumps(old))
+    server.sent.clear()
+    assert inside.health(SOON) == 1 and server.sent == [signal.SIGCONT]
+    server.sent.append(signal.SIGUSR1)

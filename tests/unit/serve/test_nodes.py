@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
-import sys
+from ipaddress import IPv4Interface
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +13,12 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from sparkpin.core.errors import (
-    EngineError,
-    HostError,
-    InputError,
-)
+from sparkpin.core.errors import BusyError, EngineError, HostError, InputError
 from sparkpin.core.paths import Paths
-from sparkpin.serve import linked, nodes, waiting
+from sparkpin.pins.nodes import STORE_PORT
+from sparkpin.releases import runs_here
+from sparkpin.serve import linked, memory_limit, nodes, waiting
+from sparkpin.serve.link import HostFacts, Interface
 from sparkpin.serve.nodes import Nodes, NodesOptions
 
 PAIR: Any = SimpleNamespace(tag="sparkpin/p:base-1", recipe="p", argv=("vllm", "serve", "/model", "--nnodes", "2"))
@@ -134,7 +134,92 @@ def test_a_server_keeps_what_was_made_with_it_and_the_rest_goes(monkeypatch: pyt
     assert removed == ["killed", "killed", "g", "g"], "of no server"
 
 
-def test_a_server_gives_back_what_its_plan_has_on_its_own_machines(tmp_path: Path) -> None:
+def test_a_machine_that_is_connected_is_not_asked_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that answers after 20 s is connected; asked again, for 8 s at most, it would be away at once."""
+    paths, asked = Paths(tmp_path, tmp_path / "cache", tmp_path / "home"), list[str]()
+
+    def reached(urls: list[str]) -> Any:
+        asked.extend(urls)
+        return contextlib.nullcontext(([], {}))
+
+    monkeypatch.setattr(linked, "reached", reached)
+    made = SimpleNamespace(labels={linked.GROUP_LABEL: "g"})
+    monkeypatch.setattr(linked, "with_labels", lambda machine, labels: [made])
+    urls = ("here", "ssh://b", "ssh://c")
+    old: Any = SimpleNamespace(labels={linked.GROUP_LABEL: "g", linked.NODES_LABEL: Nodes(urls).text})
+    old.attrs, old.client, old.collection = {}, None, None
+    slow = nodes.Machine("ssh://b", MagicMock())
+    with contextlib.ExitStack() as stack:
+        here = nodes.Machine(nodes.HERE, MagicMock())
+        whole: Any = linked.rejoined(stack, paths, "r", old, (here, slow))
+    assert asked == ["ssh://c"] and linked.peers_of(whole) == ((slow, made),)
+
+
+def test_a_server_gives_back_what_its_plan_has_where_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a plan what its containers may take; nothing of a machine that has none of them."""
     paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
-    server: Any = SimpleNamespace(labels={linked.NODES_LABEL: KEPT.text})
-    assert linked.freed_by(paths, server) == dict.fromkeys(KEPT.urls, sys.maxsize), "no record, no plan"
+    labels = {linked.NODES_LABEL: Nodes(("here", "ssh://b", "ssh://c")).text, "sparkpin.release": PAIR.tag}
+    parts: list[Any] = [
+        SimpleNamespace(labels=labels, attrs={"HostConfig": {"Memory": n << 30}}, client=None, collection=None)
+        for n in (5, 6)
+    ]
+    server = linked.Linked(parts[0], [(nodes.Machine("ssh://b", MagicMock()), parts[1])])
+    server.attrs["Config"] = {"Labels": labels}
+    assert linked.freed_by(paths, server) == {"here": 5 << 30, "ssh://b": 6 << 30}, "no record, no plan"
+    monkeypatch.setattr(linked.Releases, "get", lambda *_: PAIR)
+    monkeypatch.setattr(memory_limit, "plan_of", lambda *_: SimpleNamespace(needed=4 << 30))
+    assert linked.freed_by(paths, server) == {"here": 4 << 30, "ssh://b": 4 << 30}
+
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`nodes.check` of two machines with 100 and 60 GiB, for a release that needs 40 in 100 and 50 in 60 GiB. What
+    Docker and ssh would tell is given."""
+    paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
+    faces = [Interface("e", IPv4Interface(f"10.0.0.{n}/24"), True) for n in (1, 2)]
+    facts = {
+        where: HostFacts((face,), (), "", (), free * GIB, "r", where)
+        for where, face, free in zip(KEPT.urls, faces, (70, 55), strict=True)
+    }
+    machines = tuple(nodes.Machine(url, MagicMock(total=n)) for url, n in zip(KEPT.urls, (100, 60), strict=True))
+    needed = {100: 40, 60: 50}
+    plan: Any = SimpleNamespace(hints=())
+
+    def room_for(paths: Paths, engine: Any, release: Any, checkpoint: Path) -> memory_limit.Room:
+        return memory_limit.Room(needed[engine.total] * GIB, 90 * GIB, plan)
+
+    monkeypatch.setattr(memory_limit, "room_for", room_for)
+    monkeypatch.setattr(runs_here, "uses_gpu", lambda *_: False)
+    monkeypatch.setattr(nodes, "require_model", lambda *_: "/there")
+    monkeypatch.setattr(nodes, "examined", lambda machine, release, folder: facts[machine.where])
+    monkeypatch.setattr(nodes, "listeners", lambda port: [])
+
+    def check(freed: dict[str, int] | None = None, **free: int) -> nodes.Checked:
+        for where, more in free.items():
+            name = "here" if where == "here" else "ssh://b"
+            facts[name] = dataclasses.replace(facts[name], memory_available=more * GIB)
+        return nodes.check(paths, machines, Nodes(KEPT.urls), PAIR, tmp_path, "127.0.0.1", freed or {})
+
+    return check
+
+
+def test_each_machine_has_to_have_the_memory_of_its_own_plan(two: Any) -> None:
+    assert two().limits == (90 * GIB, 90 * GIB)
+    with pytest.raises(HostError, match=r"^here: .*needs 40.00 GiB, and 39.00 GiB are free"):
+        two(here=39)
+    with pytest.raises(HostError, match=r"^ssh://b: .*needs 50.00 GiB, and 41.00 GiB are free"):
+        two(here=40, there=41)
+    assert two({"here": 0, "ssh://b": 9 * GIB}).folders[1] == "/there", "a server of the recipe gives 9 back"
+
+
+def test_the_store_s_port_has_to_be_free_unless_the_recipe_s_server_has_it(
+    two: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[int]()
+    monkeypatch.setattr(nodes, "listeners", lambda port: asked.append(port) or ["another"])  # type: ignore[func-returns-value]
+    with pytest.raises(BusyError, match=str(STORE_PORT)):
+        two()
+    assert two({"here": 1}) and asked == [STORE_PORT]

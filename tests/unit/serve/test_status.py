@@ -22,15 +22,6 @@ from sparkpin.serve.rules import Limits
 from sparkpin.serve.served import Served, address_path, keep_address, kept_address
 
 
-@pytest.mark.parametrize("size", [1, 7, 60, 10_000])
-def test_a_followed_log_is_filtered_by_lines_and_not_by_chunks(size: int, capsys: pytest.CaptureFixture[str]) -> None:
-    log = b'one\nINFO:      - "GET /metrics HTTP/1.1" 200 OK\ntwo \xc3\xa7\nthree'
-    chunks = [log[at : at + size] for at in range(0, len(log), size)]
-    container: Any = SimpleNamespace(logs=lambda **_: iter(chunks))
-    status.follow_log(container, 9, "a | ")
-    assert capsys.readouterr().out == "a | one\na | two ç\na | three"
-
-
 def test_a_server_that_another_run_has_just_replaced_starts() -> None:
     """A double: the moment between the engine's list and its log cannot be had otherwise."""
 

@@ -1,0 +1,82 @@
+"""The log of a service: by lines, and over the restarts and changes of its container. Docker is given; a real one is in
+tests/engine/serve/test_serving.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import docker.errors
+import pytest
+
+from sparkpin.releases.inside import STAYS_DOWN
+from sparkpin.serve import logs
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(logs, "GONE_SECONDS", 0.2)
+
+
+class Service:
+    """A container with a log, which ends each stream where a list has ended, and the states that `find` then sees."""
+
+    def __init__(self, name: str, *streams: list[str], size: int = 7, ends: str = "exited") -> None:
+        self.id, self.streams, self.size, self.ends = name, list(streams), size, ends
+        self.said, self.asked = list[str](), list[tuple[object, object]]()
+        self.attrs = {"State": {"Status": ends, "ExitCode": 0}, "Created": name}
+
+    @property
+    def status(self) -> str:
+        return "running" if self.streams else self.ends
+
+    def logs(self, **options: Any) -> Any:
+        if not options.get("stream"):
+            return "".join(self.said[-1:]).encode()
+        self.asked.append((options["tail"], options["since"]))
+        before = [line for line in self.said if options["since"]]  # Docker gives those of the second once more
+        new = self.streams.pop(0)
+        self.said += [f"2026-01-01T00:00:00.{len(self.said) + n:09d}Z {line}" for n, line in enumerate(new)]
+        return self.chunks("".join(before + self.said[len(self.said) - len(new) :]).encode())
+
+    def chunks(self, log: bytes) -> Iterator[bytes]:
+        yield from (log[at : at + self.size] for at in range(0, len(log), self.size))
+        if self.ends == "broken" and self.streams:
+            raise docker.errors.DockerException("the connection was broken")
+
+
+LINES = ["one\n", 'INFO:      - "GET /metrics HTTP/1.1" 200 OK\n', "two \xe7\n", "three"]
+
+
+@pytest.mark.parametrize("size", [1, 7, 60, 10_000])
+def test_a_followed_log_is_filtered_by_lines_and_not_by_chunks(size: int, capsys: pytest.CaptureFixture[str]) -> None:
+    one: Any = Service("a", LINES, size=size)
+    logs.follow_log(lambda: one, 9, "a | ")
+    assert capsys.readouterr().out == "a | one\na | two \xe7\na | three"
+    assert one.asked == [(9, None)]
+
+
+@pytest.mark.parametrize("ends", ["exited", "broken"])
+def test_it_goes_on_where_the_container_is_started_again(ends: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where Docker's answer breaks off. No line comes twice."""
+    one: Any = Service("a", ["one\n", "two\n"], ["three\n"], ends=ends)
+    logs.follow_log(lambda: one, 1, "")
+    assert capsys.readouterr().out == "one\ntwo\nthree\n"
+    assert [tail for tail, _ in one.asked] == [1, "all"] and one.asked[1][1]
+
+
+def test_it_goes_on_in_the_container_that_takes_the_place(capsys: pytest.CaptureFixture[str]) -> None:
+    """All of that, which began before the other ended."""
+    old: Any = Service("a", ["old\n"] * 3)
+    new: Any = Service("b", ["new\n"])
+    logs.follow_log(lambda: old if old.streams else new, 100, "")
+    assert capsys.readouterr().out == "old\nold\nold\nnew\n" and new.asked == [("all", None)]
+
+
+def test_it_ends_once_nothing_comes_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "GONE_SECONDS", 3600.0)
+    down: Any = Service("a", ["x\n", f"sparkpin: {STAYS_DOWN}\n"])
+    assert "stays down" in logs.follow_log(lambda: down, 1, "")
+    removed: Any = Service("b", ["x\n"])
+    assert "removed" in logs.follow_log(lambda: removed if removed.streams else None, 1, "")
