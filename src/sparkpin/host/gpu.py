@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sparkpin.host import machine
-from sparkpin.host.machine import Gpu, Requirement, checked
+from sparkpin.host.machine import CAPABILITY, Gpu, Requirement, checked
 
 UPDATE = "sudo apt update && sudo apt dist-upgrade, then sudo reboot (DGX OS brings driver and firmware)"
 RUNTIME = (
@@ -24,17 +24,18 @@ MINIMUM_DRIVER = {
 }
 """CUDA release -> the driver that has all of it. What the driver itself compiles (FA2's PTX) needs it, whatever "minor
 version compatibility" allows for the rest."""
-CAPABILITY = "12.1"
-"""Of a GB10: NVIDIA's list of CUDA GPUs."""
+LIBRARY = re.compile(r"libcuda\.so\.(\d[\d.]*\d)")  # of a driver, in a CDI specification
 
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """driver: version of the loaded NVIDIA driver, "" for none; ways: by which Docker hands out the GPU."""
+    """driver: version of the loaded NVIDIA driver, "" for none; ways: by which Docker hands out the GPU; cdi: drivers
+    whose files its specifications name, by their paths."""
 
     gpus: tuple[Gpu, ...]
     driver: str
     ways: tuple[str, ...]
+    cdi: Mapping[str, str] = field(default_factory=dict)
 
 
 def loaded_driver(gpus: Sequence[Gpu]) -> str:
@@ -45,11 +46,14 @@ def read_gpu_facts(engine: Mapping[str, Any], gpus: Sequence[Gpu]) -> GpuFacts:
     """engine: what Docker's engine prints of itself, empty where none answers."""
     ways = ["the runtime nvidia"] if "nvidia" in engine.get("Runtimes", ()) else []
     ways += ["the toolkit's hook"] if machine.find_program("nvidia-container-runtime-hook") else []
+    specifications = dict[str, str]()
     # Docker Engine 25.0 release notes: devices of the Container Device Interface.
     if version_of(engine.get("ServerVersion", "")) >= (25,):
-        specifications = [path for folder in ("etc/cdi", "var/run/cdi") for path in (machine.ROOT / folder).glob("*")]
-        ways += ["CDI"] if any("nvidia.com/gpu" in machine.text(path) for path in specifications) else []
-    return GpuFacts(tuple(gpus), loaded_driver(gpus), tuple(ways))
+        files = [path for folder in ("etc/cdi", "var/run/cdi") for path in (machine.ROOT / folder).glob("*")]
+        specifications = {str(path): read for path in files if "nvidia.com/gpu" in (read := machine.text(path))}
+    cdi = {path: found[1] for path, read in specifications.items() if (found := LIBRARY.search(read))}
+    ways += ["CDI"] if specifications else []
+    return GpuFacts(tuple(gpus), loaded_driver(gpus), tuple(ways), cdi)
 
 
 def gpu_requirements(facts: GpuFacts, cuda: str) -> Iterator[Requirement]:
@@ -66,6 +70,11 @@ def gpu_requirements(facts: GpuFacts, cuda: str) -> Iterator[Requirement]:
         yield Requirement("GPU", "MISSING", why, "sudo reboot; if it stays so, nvidia-smi prints why")
     ways = ", ".join(facts.ways) or "neither NVIDIA's runtime nor its hook, nor from Docker 25.0 on a CDI specification"
     yield checked("GPU in containers", bool(facts.ways), f"Docker has {ways}", RUNTIME)
+    for path, driver in facts.cdi.items():
+        detail = f"{path} names files of driver {driver}; loaded is {loaded or 'none'}"
+        yield checked(
+            "CDI specification", driver == loaded, detail, f"sudo nvidia-ctk cdi generate --output={path}", "advice"
+        )
 
 
 def version_of(text: str) -> tuple[int, ...]:

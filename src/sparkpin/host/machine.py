@@ -34,6 +34,9 @@ FIELDS = (
 )
 QUERY = ("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
 
+CAPABILITY = "12.1"
+"""Of a GB10: NVIDIA's list of CUDA GPUs."""
+
 State = Literal["ok", "MISSING", "advice"]
 
 
@@ -87,10 +90,14 @@ def read_host() -> Host:
 
 
 def is_spark() -> bool:
-    """By the firmware's product name, NVIDIA's release file or, for other makers' machines, the GB10 chip itself."""
-    names = [*product_names(), text("etc/dgx-release")]
+    """By the GPU's compute capability on an Arm CPU: makers give it names of their own. Before that by what can be read
+    without the driver: the firmware's product name, NVIDIA's release file, the chip's usual name."""
     gpus = [text(path) for path in (ROOT / "proc/driver/nvidia/gpus").glob("*/information")]
-    return any("DGX SPARK" in name.upper().replace("_", " ") for name in names) or any("GB10" in gpu for gpu in gpus)
+    names = " ".join([*product_names(), text("etc/dgx-release"), *gpus]).upper().replace("_", " ")
+    if "DGX SPARK" in names or "GB10" in names:
+        return True
+    arm = bool(gpus) and platform.machine() == "aarch64"
+    return arm and any(gpu.compute_capability == CAPABILITY for gpu in read_gpus())
 
 
 def product_names() -> list[str]:

@@ -36,6 +36,7 @@ def root_with(tmp_path: Path, *parts: dict[str, str]) -> Path:
         ("sys/firmware/devicetree/base/model", "NVIDIA DGX Spark\0", True),
         ("etc/dgx-release", 'DGX_NAME="DGX Spark"\n', True),
         (GPU, "Model: \t\t NVIDIA GB10\nIRQ: 1\n", True),
+        ("sys/class/dmi/id/product_name", "Dell Pro Max with GB10 FCM1253\n", True),
         (GPU, "Model: \t\t NVIDIA H200\n", False),
     ],
 )
@@ -45,6 +46,20 @@ def test_facts(name: str, text: str, is_spark: bool, tmp_path: Path, monkeypatch
     assert found.is_spark == is_spark
     assert (found.distribution, found.family) == ("ubuntu 24.04", ("ubuntu", "debian"))
     assert (found.memory_total, found.memory_available) == (128_000_000_000, 102_400_000_000)
+
+
+@pytest.mark.parametrize(
+    ("arch", "capability", "is_spark"),
+    [("aarch64", "12.1", True), ("x86_64", "12.1", False), ("aarch64", "9.0", False)],
+)
+def test_a_maker_s_own_name_of_the_gpu_hides_no_spark(
+    arch: str, capability: str, is_spark: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = GB10.replace("NVIDIA GB10, 12.1", f"NVIDIA JMJWOA-Generic-GPU, {capability}")
+    monkeypatch.setattr(host, "ROOT", root_with(tmp_path, SPARK, {GPU: "Model: \t\t NVIDIA JMJWOA-Generic-GPU\n"}))
+    monkeypatch.setattr(host, "output", lambda argv: row if argv == host.QUERY else None)
+    monkeypatch.setattr(host.platform, "machine", lambda: arch)
+    assert host.read_host().is_spark == is_spark
 
 
 def test_default_stack(tmp_path: Path) -> None:
