@@ -138,6 +138,7 @@ def test_a_connection_to_the_store_that_breaks_is_told_from_one_that_is_closed(
     """Reset, as by a machine that has been started again; the silence of one without power, which takes half a minute,
     is in tests/engine/serve/test_pair.py."""
     sent, own, address = list[int](), set[str](), store.getsockname()
+    monkeypatch.setattr(inside, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(inside.os, "kill", lambda pid, number: sent.append(number))
     if how == "refused":
         store.close()
