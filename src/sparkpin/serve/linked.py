@@ -52,9 +52,9 @@ class Linked(Container):  # type: ignore[misc, unused-ignore]
         self._all(lambda one: self._remove(one, **options))
 
     def _remove(self, one: Container, **options: Any) -> None:
-        places = {peer: f"machine-{number}" for number, (_, peer) in enumerate(self.peers, 1)}
-        if one in places:
-            crash_facts.keep_evidence(one, self, places[one])
+        for machine, peer in self.peers:
+            if peer is one:
+                crash_facts.keep_evidence(one, self, folder_at(self, machine))
         Container.remove(one, **options)
 
     def _all(self, act: Callable[[Container], object]) -> None:
@@ -73,6 +73,13 @@ class Linked(Container):  # type: ignore[misc, unused-ignore]
 
         with ThreadPoolExecutor() as pool:
             list(pool.map(on, [(None, self), *self.peers]))
+
+
+def folder_at(container: Container, machine: Machine) -> str:
+    """Where what a machine's container left is kept, in the folder of rank 0's. By its rank: another may be away."""
+    its = nodes_of(container)
+    assert its
+    return f"machine-{its.urls.index(machine.where)}"
 
 
 def peers_of(container: Container) -> Sequence[tuple[Machine, Container]]:
@@ -215,12 +222,12 @@ def whole(container: Container) -> bool:
 def deaths(container: Container, release: Release, folder: Path) -> list[str]:
     """A report for each other machine that answers; it is kept beside rank 0's, with the log."""
     found = []
-    for number, (machine, peer) in enumerate(peers_of(container), 1):
+    for machine, peer in peers_of(container):
         with contextlib.suppress(SparkpinError), machine.errors():
             peer.reload()
             ended = crash_facts.how_ended(peer) or "still ran"
             death = crash_facts.examine(peer, release.recipe, f"{machine.where}: {release.tag}", ended, here=False)
-            crash_facts.keep(folder / f"machine-{number}", death)
+            crash_facts.keep(folder / folder_at(container, machine), death)
             found += ["", *report(death)]
     return found
 

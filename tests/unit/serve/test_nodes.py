@@ -17,7 +17,8 @@ from sparkpin.core.errors import BusyError, EngineError, HostError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.pins.nodes import STORE_PORT
 from sparkpin.releases import runs_here
-from sparkpin.serve import linked, memory_limit, nodes, waiting
+from sparkpin.releases.container import HOME_LABEL
+from sparkpin.serve import crash_facts, linked, memory_limit, nodes, waiting
 from sparkpin.serve.link import HostFacts, Interface
 from sparkpin.serve.nodes import Nodes, NodesOptions
 
@@ -132,6 +133,22 @@ def test_a_server_keeps_what_was_made_with_it_and_the_rest_goes(monkeypatch: pyt
         assert linked.peers_of(whole) == tuple(made[1:]) and removed == ["killed"]
         assert linked.rejoined(stack, None, "r", None) is None  # type: ignore[arg-type]
     assert removed == ["killed", "killed", "g", "g"], "of no server"
+
+
+def test_what_another_machine_s_server_left_is_kept_under_its_own_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 is away: fault 8 of a review, ranks by the place in a list that lacks those that are away."""
+    labels = {linked.NODES_LABEL: Nodes(("here", "ssh://b", "ssh://c")).text, HOME_LABEL: str(tmp_path)}
+    labels |= {"sparkpin.serve": "p", "sparkpin.release": PAIR.tag}
+    dead = {"State": {"Status": "exited", "ExitCode": 72}, "HostConfig": {}, "Config": {"Labels": {}}}
+    log = b"sparkpin: starting the server\nsparkpin: ended: a worker has gone from torch's store\n"
+    peer: Any = MagicMock(attrs=dead, labels={}, logs=lambda **_: log)
+    first: Any = SimpleNamespace(attrs={"Config": {"Labels": labels}}, client=None, collection=None)
+    both = linked.Linked(first, [(nodes.Machine("ssh://c", MagicMock()), peer)])
+    monkeypatch.setattr(linked.Container, "remove", lambda self, **options: None)
+    both.remove()
+    assert (tmp_path / "serve/p/base-1/machine-2" / crash_facts.LOG).read_bytes() == log
 
 
 def test_a_machine_that_is_connected_is_not_asked_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
