@@ -22,7 +22,7 @@ from sparkpin.releases import container as running
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.inside import STAYS_DOWN
 from sparkpin.serve.postmortem import Death, memory_line, report
-from sparkpin.serve.served import ADDRESS_LABEL, LABEL, RELEASE_LABEL
+from sparkpin.serve.served import LABEL, RELEASE_LABEL
 
 REPORT, LOG = "post-mortem.txt", "server.log"
 LOG_BYTES = 4 << 20
@@ -136,7 +136,7 @@ def keep_evidence(container: Container, own: Container | None = None, where: str
     own: of a container on another machine, that of this one; where: that machine's place in the folder."""
     labels = (own or container).labels
     home, recipe, tag = (labels.get(name) for name in (HOME_LABEL, LABEL, RELEASE_LABEL))
-    if not (home and recipe and tag) or ADDRESS_LABEL in labels:
+    if not (home and recipe and tag):  # a proxy has no release
         return
     state, how = container.attrs["State"], how_ended(container)
     folder = Path(home) / "serve" / recipe / tag.rpartition(":")[2] / where

@@ -26,7 +26,7 @@ from sparkpin.serve.launch import Health
 
 RECIPE = "watched"
 pytestmark = pytest.mark.slow
-HEALTH = Health(interval=2, timeout=20, failures=2)  # no longer: a hang is waited for twice
+HEALTH = Health(interval=2, timeout=20, failures=3)  # no longer: a hang is waited for three times
 HOG = """
 open("/proc/{engine}/oom_score_adj", "w").write("1000")  # the one that the kernel is to choose
 hoard = []
@@ -101,6 +101,19 @@ def test_a_killed_engine_process_is_started_again(served: services.Served, conta
     container.exec_run(["python", "-c", f"import os; os.kill({engine_process(container)}, 9)"])
     await_start(container, container.attrs["RestartCount"] + 1, served)
     assert b"sparkpin: ended " in container.logs(), "how is vLLM's own word: 0, mostly"
+
+
+def test_status_tells_of_a_hang_before_it_is_ended(
+    copy: Checkout, served: services.Served, container: Container
+) -> None:
+    """The engine's process is halted: `/health` goes on answering."""
+    restarts = container.attrs["RestartCount"]
+    container.exec_run(["python", "-c", f"import os, signal; os.kill({engine_process(container)}, signal.SIGSTOP)"])
+    until(lambda: "hangs: " in copy.invoke("status").stdout)
+    container.reload()
+    assert container.attrs["RestartCount"] == restarts and b"it answered no request" not in container.logs()
+    await_start(container, restarts + 1, served)
+    assert b"sparkpin: ended: it answered no request any more" in container.logs()
 
 
 def test_a_flag_that_vllm_does_not_know_leaves_the_former_one(
