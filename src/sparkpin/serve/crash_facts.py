@@ -6,6 +6,7 @@ import contextlib
 import math
 import re
 import time
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,11 @@ from sparkpin.host.machine import Gpu, read_gpus
 from sparkpin.releases import container as running
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.inside import STAYS_DOWN
-from sparkpin.serve.postmortem import Death, memory_line, report
+from sparkpin.serve.postmortem import ENDED, Death, memory_line, report, until_death
 from sparkpin.serve.served import LABEL, RELEASE_LABEL
 
 REPORT, LOG = "post-mortem.txt", "server.log"
 LOG_BYTES = 4 << 20
-ENDED = b"\nsparkpin: ended"  # process 1's, of a server that ended by itself
 KERNEL = re.compile(
     r"^\[\s*(\d+\.\d+)\]\s*(?:\S+ kernel: )?"
     r"(.*(?:NVRM: .*(?:Xid|NV_ERR_|fallen off|[Ff]ailed|Out of memory)|Memory cgroup out of memory|"
@@ -101,9 +101,8 @@ def kernel_lines(text: str, since: str, boot: float) -> list[str]:
     bursts."""
     begin = moment(since) - boot - 1
     seen = [found for line in text.splitlines() if (found := KERNEL.match(line))]
-    return [f"kernel: {line}" for line in dict.fromkeys(one[2] for one in seen if float(one[1]) >= begin)][
-        -KERNEL_LINES:
-    ]
+    lines = dict.fromkeys(f"kernel: {one[2]}" for one in seen if float(one[1]) >= begin)
+    return list(lines)[-KERNEL_LINES:]
 
 
 def moment(text: str) -> float:
@@ -145,9 +144,10 @@ def keep_evidence(container: Container, own: Container | None = None, where: str
         return
     if path.is_file() and path.stat().st_mtime >= moment(state.get("FinishedAt", "")):
         return
-    death = examine(container, recipe, tag, how or "died, and was started again", here=own is None)
+    death = examine(container, recipe, tag, how or "died", here=own is None)
     if ENDED not in death.log:  # it was stopped, and by force in the end
         return
+    death = replace(death, log=until_death(death.log))
     try:
         say(f"{tag} died in service: {keep(folder, death)} has the reason, as far as it is known")
     except DiskError as error:  # a full disk must not keep anybody from stopping a server

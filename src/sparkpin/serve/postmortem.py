@@ -18,6 +18,7 @@ from sparkpin.releases.inside import BEGUN
 
 TAIL_LINES = 12
 DIVIDES = f"sparkpin: {BEGUN}\n".encode()
+ENDED = b"\nsparkpin: ended"  # process 1's, of a server that ended by itself
 READ_LINES = 5000
 PREFIX = re.compile(
     r"^(?P<process>\([\w =]+\)\s)?(?:\[rank\d+\]: ?)?"
@@ -81,7 +82,13 @@ def last_life(log: bytes) -> bytes:
 def last_death(log: bytes) -> bytes:
     """The last life that has ended, else the last."""
     lives = log.split(DIVIDES)
-    return next((life for life in reversed(lives) if b"\nsparkpin: ended" in life), lives[-1])
+    return next((life for life in reversed(lives) if ENDED in life), lives[-1])
+
+
+def until_death(log: bytes) -> bytes:
+    """Without the lives after the last death, where there was one."""
+    after = log.find(DIVIDES, log.rfind(ENDED)) if ENDED in log else -1
+    return log[:after] if after >= 0 else log
 
 
 def relevant(log: bytes) -> list[str]:
