@@ -205,7 +205,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     needed = {100: 40, 60: 50}
     plan: Any = SimpleNamespace(hints=())
 
-    def room_for(paths: Paths, engine: Any, release: Any, checkpoint: Path) -> memory_limit.Room:
+    def room_for(paths: Paths, engine: Any, release: Any, checkpoint: Path, available: int) -> memory_limit.Room:
         return memory_limit.Room(needed[engine.total] * GIB, 90 * GIB, plan)
 
     monkeypatch.setattr(memory_limit, "room_for", room_for)
