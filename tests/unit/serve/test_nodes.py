@@ -203,10 +203,9 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     }
     machines = tuple(nodes.Machine(url, MagicMock(total=n)) for url, n in zip(KEPT.urls, (100, 60), strict=True))
     needed = {100: 40, 60: 50}
-    plan: Any = SimpleNamespace(hints=())
 
     def room_for(paths: Paths, engine: Any, release: Any, checkpoint: Path, available: int) -> memory_limit.Room:
-        return memory_limit.Room(needed[engine.total] * GIB, 90 * GIB, plan)
+        return memory_limit.Room(needed[engine.total] * GIB, 90 * GIB, ())
 
     monkeypatch.setattr(memory_limit, "room_for", room_for)
     monkeypatch.setattr(runs_here, "uses_gpu", lambda *_: False)
