@@ -22,7 +22,7 @@ dpkg --print-architecture >/var/lib/dpkg/arch
 echo '# UNCONFIGURED FSTAB FOR BASE SYSTEM' >/etc/fstab
 mkdir -p /var/log/apt
 
-# The server's user. Written here, because `passwd` and its useradd would be a package for one line.
+# The server's user. Written here: useradd would add a line with today's date to /etc/shadow.
 echo 'sparkpin:*:10001:10001:sparkpin:/home/sparkpin:/bin/sh' >>/etc/passwd
 echo 'sparkpin:*:10001:' >>/etc/group
 mkdir -p /home/sparkpin
