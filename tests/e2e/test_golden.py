@@ -20,7 +20,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import service
-from sparkpin.serve.served import FRONT
+from sparkpin.serve.served import PROXY
 from sparkpin.smoke.scripts import CHAT
 
 TRIAL = f"golden-{uuid.uuid4().hex[:8]}"  # other checkouts may test beside this one, and the engine has the tags of all
@@ -174,7 +174,7 @@ def test_promote_serve_and_roll_back_take_the_flags_with_them(copy: Checkout, fi
     assert told["options"]["baseURL"] == url
     assert told["models"]["scripted-tiny"]["limit"] == {"context": 2048, "output": 512}
     config = copy.done("client", "openai", "--recipe", TRIAL, "--url", "http://127.0.0.1:8000")  # as from inside
-    front = Engine.connect().client.containers.get(name + FRONT)
+    front = Engine.connect().client.containers.get(name + PROXY)
     status, output = front.exec_run(["sh", "-c", f"{config}\npython -c '{ASK}'"])
     assert (status, output.decode().splitlines()[-1]) == (0, CHAT.expected_content.strip()), output.decode()
     copy.done("stop", "--recipe", TRIAL)

@@ -1,4 +1,4 @@
-"""An image that runs fake_vllm.py as `vllm`: this Python, the modules that it and the front import, nothing else."""
+"""An image that runs fake_vllm.py as `vllm`: this Python, the modules that it imports, this HAProxy, nothing else."""
 
 from __future__ import annotations
 
@@ -13,24 +13,20 @@ import tempfile
 from importlib.util import cache_from_source
 from pathlib import Path
 
-import aiohttp
 from places import DATA, PROJECT
 
 HERE = Path(__file__).parent
 UNCHECKED = py_compile.PycInvalidationMode.UNCHECKED_HASH
 SOURCES = PROJECT / "src"
-PACKAGES = Path(aiohttp.__file__).parents[1]
 TORCH = "__version__ = '2.14.0+cu130'\ncuda = '13.0'\n"
 IMPORTED = f"""
 import json, os, sys
-sys.path[:0] = [{str(HERE)!r}, {str(SOURCES)!r}, {str(PACKAGES)!r}]
+sys.path[:0] = [{str(HERE)!r}, {str(SOURCES)!r}]
 import sparkpin.checkpoint.content, runpy
-import fake_vllm, sparkpin.serve.front, sparkpin.releases.inside
+import fake_vllm, sparkpin.releases.inside
 import encodings.utf_8, encodings.idna, encodings.ascii, encodings.latin_1, site, sysconfig
-import concurrent.futures.process, multiprocessing.synchronize
-import multiprocessing.popen_spawn_posix, multiprocessing.resource_tracker
 files = [os.__file__] + [m.__file__ for m in sys.modules.values() if getattr(m, "__file__", None)]
-print(json.dumps([site.getsitepackages()[0], files]))
+print(json.dumps(files))
 """
 
 
@@ -51,10 +47,9 @@ def image_tar() -> bytes:
     python = Path(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}")
     chmod = Path(shutil.which("chmod") or "/bin/chmod")
     listed = subprocess.run([python, "-IS", "-c", IMPORTED], capture_output=True, text=True, check=True).stdout
-    packages, names = json.loads(listed)
-    packages = Path(packages)
-    modules = {path for name in names if not {HERE, SOURCES} & {*(path := Path(name)).parents}}
-    loaded = {python, chmod, *(path for path in modules if path.suffix == ".so")}
+    proxy = Path(shutil.which("haproxy") or "/usr/sbin/haproxy")
+    modules = {path for name in json.loads(listed) if not {HERE, SOURCES} & {*(path := Path(name)).parents}}
+    loaded = {python, chmod, proxy, *(path for path in modules if path.suffix == ".so")}
     files = {*loaded, *modules, *(library for program in loaded for library in libraries(program))}
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", dereference=True) as tar:
@@ -76,7 +71,6 @@ def image_tar() -> bytes:
             tar.addfile(member, io.BytesIO(content))
 
         places = {file: file for file in sorted(files)}
-        places |= {file: packages / file.relative_to(PACKAGES) for file in files if PACKAGES in file.parents}
         places |= {
             HERE / "fake_vllm.py": Path("/usr/local/bin/fake_vllm.py"),
             DATA / "smoke/recorded.json": Path("/usr/local/data/smoke/recorded.json"),

@@ -138,6 +138,7 @@ class Handler(BaseHTTPRequestHandler):
 
 class UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
+    request_queue_size = 2048  # as uvicorn's
     fault: Fault = staticmethod(whole)
     hangs = threading.Event()
 

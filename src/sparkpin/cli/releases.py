@@ -100,6 +100,8 @@ def rollback(
     former = current.current_of(paths, recipe)  # before an engine is started
     engine = engine_of(paths)
     check = partial(require_as_recorded, paths)
+    if serve and not to:
+        require_served(paths, engine, former)
     if to:
         release = rolling.require_target(paths, engine, former.recipe, to, check)
     else:
@@ -120,6 +122,17 @@ def rollback(
         show("Dry run: nothing was changed.")
     elif not serve:
         next_serve(paths, engine, release)
+
+
+def require_served(paths: Paths, engine: Engine, current: Release) -> None:
+    """InputError where another release than the current one is served: going back from one of the two would leave the
+    other, and keep or serve what the person wants to be rid of."""
+    running = running_release(paths, engine, current.recipe)
+    if running not in (None, current.tag):
+        raise InputError(
+            f"{running} is served, and {current.tag} is current: it is not clear which of them is to go",
+            next_step=f"invoke serve {current.tag} goes back to that; invoke rollback --serve --to TAG to another",
+        )
 
 
 @task("releases")

@@ -71,7 +71,7 @@ def serve(
     except Detached as detached:
         show(f"detached: {detached}\nnext: invoke status, invoke logs --follow")
         return
-    address = served.address_of(served.find(engine, made.container + served.FRONT))
+    address = served.address_of(served.find(engine, made.container + served.PROXY))
     cert, context = address.cert if address else "", told_context(paths, made, chosen)
     for line in serving_tasks.told(paths, made, cert, context, scripted=chosen.demands.scripted):
         show(line)
@@ -135,7 +135,7 @@ def facts_of_server(paths: Paths, recipe: str | None, *, url: str = "", key: str
     """Of the running server of `recipe`, or of the only one. InputError where there is none."""
     engine = engine_of(paths)
     container = service_of(paths, engine, recipe)
-    found = served.describe(container, served.front_of(engine, container))
+    found = served.describe(container, served.proxy_of(engine, container))
     release, file = Releases(paths).get(found.release), keys.path_of(paths, found.recipe)
     if found.key and not key:
         where = f", as after: export SPARKPIN_API_KEY=$(cat {file})" if file.is_file() else ""

@@ -82,7 +82,7 @@ def cache_volume(engine: Engine, release: Release) -> str:
 
 
 def network(engine: Engine) -> str:
-    """The network of the fronts (`serve/front`), and of nothing else. Ports are published from it. Containers in it do
+    """The network of the proxies (`serve/proxy`), and of nothing else. Ports are published from it. Containers in it do
     not reach each other by TCP. They do reach the host.
 
     It also does not hang on the engine's default bridge, which a second engine on the machine takes away.

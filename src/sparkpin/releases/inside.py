@@ -125,7 +125,9 @@ def run(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, stop)
     settings = load_settings()
     write_restarts(restarts() + 1 if RESTARTS.exists() else 0)
-    Path(settings["socket"]).unlink(missing_ok=True)  # of its last life
+    down = Path(settings["socket"]).with_name("down")  # for the proxy, whose clients wait while a server starts
+    for left in (Path(settings["socket"]), down):  # of its last life
+        left.unlink(missing_ok=True)
     say(BEGUN)
     server = subprocess.Popen(argv)
     signal.signal(signal.SIGUSR1, lambda *_: end(HUNG, "it answered no request any more"))
@@ -145,6 +147,7 @@ def run(argv: Sequence[str]) -> int:
     if code and restarts() >= (allowed := load_settings()["restarts"]):
         say(f"{STAYS_DOWN}: it has been started again {allowed} times")
         (STATE / "down").touch()
+        down.write_text("down")
         while settings.get("rank") and 0 not in causes:
             time.sleep(1)
         return 0

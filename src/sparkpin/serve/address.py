@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import ssl
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -150,9 +151,24 @@ def limits_of(text: str) -> Limits:
                 next_step=f"--limit {NONE} sets them as they are by default: {now}",
             )
     limits = Limits(**{name: int(value) for name, value in given.items()})
-    if limits.body > GREATEST_BODY:  # the front's memory is for a few of them
+    if limits.body > GREATEST_BODY:  # the server's memory is for a few of them
         raise InputError(
             f"--limit: got body={limits.body}, expected at most {GREATEST_BODY} bytes",
             next_step=f"--limit body={GREATEST_BODY}",
         )
     return limits
+
+
+def read_tls(cert: str, key: str) -> bytes:
+    """Certificate and key as one PEM. InputError unless both can be read and belong together."""
+    try:
+        # Without a password it would ask the terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=lambda: b"")
+        return Path(cert).read_bytes() + b"\n" + Path(key).read_bytes()
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise InputError(
+            f"--tls-cert {cert} --tls-key {key}: {getattr(error, 'reason', None) or error}; "
+            "expected a certificate and its own key as PEM files, no pass phrase",
+            next_step="openssl x509 -noout -subject -dates -in CERT; openssl pkey -noout -check -in KEY; "
+            "docs/serving.md has the line that makes both",
+        ) from None

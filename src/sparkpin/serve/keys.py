@@ -1,7 +1,7 @@
 """The API key of a server that other machines can reach: a file of the home that only its owner may read.
 
-It is not in a command line, a label or a container's settings, where `ps` and `docker inspect` would show it: the front
-alone gets it, as a file of a volume of its own.
+It is not in a command line, a label or a container's settings, where `ps` and `docker inspect` would show it, nor in
+any file of a container: the proxy gets its SHA-256.
 """
 
 from __future__ import annotations

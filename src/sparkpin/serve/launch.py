@@ -15,10 +15,9 @@ from sparkpin.releases import inside
 from sparkpin.releases.container import PYTHON, Node, put
 from sparkpin.releases.record import Release
 from sparkpin.serve import crash_facts
-from sparkpin.serve.rules import SOCKET, SOCKETS, Limits
+from sparkpin.serve.rules import FOLDER, SOCKET, SOCKETS, Limits
 from sparkpin.smoke.server import socket_argv
 
-FOLDER = "/run/sparkpin"
 PROGRAM = f"{FOLDER}/inside.py"
 SOCKET_LABEL = "sparkpin.serve.socket"  # its value is the folder below SOCKETS where the server's socket lies
 DROPPED = ("--api-key", "--disable-log-stats")  # a busy server is known from one that hangs by its counters
@@ -58,7 +57,7 @@ class LaunchOrder:
 def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None, folder: str = "a") -> Container:
     """A container that has not been started. It listens in a folder of a volume; None: of one that goes with it.
 
-    It gets no key: who may ask is decided before it (`front`), and it has no network that others could come by. A node
+    It gets no key: who may ask is decided before it (`proxy`), and it has no network that others could come by. A node
     has one, for its peers, and has its API on the same socket.
 
     HostError for a release for several machines without a node.
@@ -74,7 +73,7 @@ def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None
         cache=running.cache_volume(engine, release),
     )
     settings["environment"].pop("VLLM_API_KEY", None)
-    settings["environment"]["FORWARDED_ALLOW_IPS"] = "*"  # its log names clients, and they come through the front alone
+    settings["environment"]["FORWARDED_ALLOW_IPS"] = "*"  # the proxy's word tells clients from health checks
     settings = running.apart(settings)
     if node is not None:
         settings = running.at_node(settings, node, gpus=wanted.gpus)
@@ -93,7 +92,7 @@ def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None
     )
     try:
         put(container, FOLDER, parts(wanted, folder), owned=("state",))
-        put(container, SOCKETS, {}, owned=(folder,))
+        put(container, SOCKETS, {f"{folder}/down": b""}, owned=(folder,))  # a former one there may have left a word
     except BaseException:
         remove(container)
         raise

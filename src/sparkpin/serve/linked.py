@@ -86,17 +86,20 @@ def peers_of(container: Container) -> Sequence[tuple[Machine, Container]]:
     return container.peers if isinstance(container, Linked) else ()
 
 
-def create(engine: Engine, name: str, wanted: LaunchOrder, checked: Checked | None, folder: str) -> Container:
-    """A container on each machine, none of them started. What was made is gone again when one cannot be."""
+def create(
+    engine: Engine, name: str, wanted: LaunchOrder, checked: Checked | None, *, volume: str, folder: str
+) -> Container:
+    """A container on each machine, none of them started. What was made is gone again when one cannot be. volume: on
+    this machine, shared with the proxy."""
     if checked is None:
-        return launch.create(engine, name, wanted, volume=name, folder=folder)
+        return launch.create(engine, name, wanted, volume=volume, folder=folder)
     group, made = secrets.token_hex(8), list[tuple[Machine, Container]]()
     with contextlib.ExitStack() as undo:
         for rank, machine in enumerate(checked.machines):
             order = order_of(wanted, checked, rank, group)
-            own_name, volume = (f"{name}-{group}-{rank}", None) if rank else (name, name)
+            own_name, shared = (f"{name}-{group}-{rank}", None) if rank else (name, volume)
             with machine.errors():
-                container = launch.create(machine.engine, own_name, order, volume=volume, folder=folder)
+                container = launch.create(machine.engine, own_name, order, volume=shared, folder=folder)
             undo.callback(launch.remove, container)
             made.append((machine, container))
         undo.pop_all()

@@ -24,7 +24,7 @@ from sparkpin.serve.nodes import HERE
 from sparkpin.serve.served import LABEL, is_running
 from sparkpin.serve.status import own_services, service_of
 
-WATCH = re.compile(rb'INFO: +(?:- "POST /v1/completions|(?:[\d.]+:\d+ )?- "GET /(?:health|metrics)) HTTP/1\.1" 200 OK')
+WATCH = re.compile(rb'INFO: +(?:- "POST /v1/completions|(?:client:0 )?- "GET /(?:health|metrics)) HTTP/1\.1" 200 OK')
 """What the server writes of who watches it, who asks from within and has no address, and of `invoke status`."""
 GONE_SECONDS = 60.0  # until a server that was stopped counts as stopped for good: a switch starts the next one by then
 LOOK_SECONDS = 0.5

@@ -1,4 +1,4 @@
-"""What the front lets through: paths and limits, as data. The front's container has this file, too: standard library.
+"""What the proxy lets through, as data (see `proxy.cfg.j2`).
 
 vLLM's own key guards /v1 alone, and of its other paths some end the engine (/generative_scoring) or change the server
 (/scale_elastic_ep). So what is not in the table is not there, whoever asks.
@@ -8,11 +8,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SETTINGS, KEY, CERT, TLS_KEY = "settings.json", "key", "cert.pem", "tls-key.pem"  # files of the front
-UPSTREAM, SOCKET = "upstream", "s"  # its file with the folder of the server that is asked; the socket in that
-PORT = 8000  # within its container
-SOCKETS = "/run/v"  # in the containers: holds a folder for each server
-
+FOLDER = "/run/sparkpin"  # in the containers of both: what the host has put there
+SLOTS = ("a", "b")  # a server listens in one, and the next one in the other
+SOCKETS, SOCKET = "/run/v", "s"  # in the containers: holds a folder for each slot; the socket in that
+ANSWERS = {
+    400: "no request that this server reads",
+    401: "expected the API key, as Authorization: Bearer or x-api-key",
+    403: "expected a Host that is this machine",
+    404: "no such path here (`invoke serve --allow PATH` opens one)",
+    405: "another method than this path has",
+    408: "the request did not come in time",
+    413: "a larger body than is allowed",
+    429: "too many requests of this address",
+    502: "the server broke off",
+    503: "the server is down or starts, or has too many requests",
+    504: "the server did not answer in time",
+}
 OPEN = "/health"  # the only one that no key guards
 PATHS = {
     OPEN: "GET",
@@ -51,7 +62,8 @@ class Limits:
 
     body: bytes of a request; what may be in it mods/guard knows, within vLLM. requests, per_client: under way at a
     time, in all and of one address; per_second: begun in a second by one address. connections, client_connections: open
-    at a time. idle: seconds without a request, within its headers or its body, or of an answer that nobody takes.
+    at a time. idle: seconds without a request, for its body, or of an answer that nobody takes. hold: seconds that a
+    request waits for a server that starts.
 
     restarts: how often a server that failed is started again; all of them are there again once it has run for `refill`
     seconds.
@@ -66,5 +78,6 @@ class Limits:
     connections: int = 1024
     client_connections: int = 512
     idle: int = 60
+    hold: int = 600
     restarts: int = 5
     refill: int = 3600

@@ -1,11 +1,14 @@
-"""What is served, as the engine's containers tell it: a server, and the front that clients reach it by."""
+"""What is served, as the engine's containers show it: a server, and the proxy that clients reach it by."""
 
 from __future__ import annotations
 
 import hashlib
+import io
+import json
+import tarfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkpin.core.errors import InputError
 from sparkpin.core.files import atomic_file
@@ -14,6 +17,7 @@ from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.serve.address import Address, endpoint, reachable
+from sparkpin.serve.rules import FOLDER
 
 if TYPE_CHECKING:
     from sparkpin.smoke.client import Client
@@ -22,10 +26,10 @@ LABEL = "sparkpin.serve"  # its value is the recipe
 RELEASE_LABEL = "sparkpin.release"
 COMMAND_LABEL = "sparkpin.command"  # its value is `service.command_mark`
 PREFIX = "sparkpin-"
-FRONT = "-front"
+PROXY = "-proxy"
 FORMER, NEXT = "-former", "-next"  # while one container takes another's place
-ADDRESS_LABEL = "sparkpin.front"  # of the front alone: its address, as JSON
-KEY_LABEL = "sparkpin.serve.key"
+PROXY_LABEL = "sparkpin.proxy"  # of the proxy alone; its value is `ProxyOrder.mark`
+SETTINGS = "settings.json"  # a file of the proxy: its `Address`, and `keys.mark` of its key
 MODEL_LABEL = "sparkpin.serve.model"
 STATUS_SECONDS = 5.0
 
@@ -37,7 +41,7 @@ class Served:
     often Docker has started it again; started: when it was, the last time, as Docker writes it; key: tells its API key
     from another, "" where it wants none.
 
-    front: Docker's word for the front, "" where there is none; allow, limits: what is not as it comes.
+    proxy: Docker's word for the proxy, "" where there is none; allow, limits: what is not as it comes.
 
     url: the OpenAI endpoint's base, for this machine.
     """
@@ -56,7 +60,7 @@ class Served:
     started: str = ""
     key: str = ""
     tls: bool = False
-    front: str = ""
+    proxy: str = ""
     allow: tuple[str, ...] = ()
     limits: dict[str, int] = field(default_factory=dict)
 
@@ -79,13 +83,14 @@ def status(engine: Engine) -> tuple[Served, ...]:
     with engine_errors():
         # One that Docker is removing has no log any more.
         there = (container for container in services(engine) if container.status not in ("removing", "dead"))
-        found = (describe(container, front_of(engine, container)) for container in there)
+        found = (describe(container, proxy_of(engine, container)) for container in there)
         return tuple(sorted(found, key=lambda served: (served.recipe, served.home)))
 
 
 def services(engine: Engine) -> list[Container]:
-    """Those of servers, without their fronts."""
-    return [container for container in parts(engine) if ADDRESS_LABEL not in container.labels]
+    """Those of servers, without their proxies, and without one that gives way to the next."""
+    servers = [container for container in parts(engine) if PROXY_LABEL not in container.labels]
+    return [container for container in servers if not str(container.name).endswith(FORMER)]
 
 
 def parts(engine: Engine) -> list[Container]:
@@ -93,9 +98,9 @@ def parts(engine: Engine) -> list[Container]:
     return list(engine.client.containers.list(all=True, filters={"label": LABEL}, ignore_removed=True))
 
 
-def front_of(engine: Engine, container: Container) -> Container | None:
+def proxy_of(engine: Engine, container: Container) -> Container | None:
     """Of a server's container."""
-    return find(engine, base_name(container.labels.get(HOME_LABEL, ""), container.labels.get(LABEL, "")) + FRONT)
+    return find(engine, base_name(container.labels.get(HOME_LABEL, ""), container.labels.get(LABEL, "")) + PROXY)
 
 
 def find(engine: Engine, name: str) -> Container | None:
@@ -116,9 +121,9 @@ def is_running(container: Container) -> bool:
     return container.status in ("running", "restarting", "paused")
 
 
-def describe(container: Container, front: Container | None) -> Served:
-    labels = container.labels
-    address = address_of(front) or Address()
+def describe(container: Container, proxy: Container | None) -> Served:
+    labels, settings = container.labels, settings_of(proxy)
+    address = address_in(settings) or Address()
     served = Served(
         home=labels.get(HOME_LABEL, ""),
         recipe=labels.get(LABEL, ""),
@@ -132,37 +137,55 @@ def describe(container: Container, front: Container | None) -> Served:
         health=str((container.attrs["State"].get("Health") or {}).get("Status", "")),
         restarts=int(container.attrs.get("RestartCount", 0)),
         started=str(container.attrs["State"].get("StartedAt", "")),
-        key=front.labels.get(KEY_LABEL, "") if front is not None else "",
+        key=settings.get("key", ""),
         tls=bool(address.cert),
-        front=front.status if front is not None else "",
+        proxy=proxy.status if proxy is not None else "",
         allow=address.allow,
         limits=address.other_limits,
     )
-    if not is_running(container) or front is None or not is_running(front):
+    if not is_running(container) or proxy is None or not is_running(proxy):
         return served
     with client_of(served) as client:
         return replace(served, ready=client.healthy() and served.health != "unhealthy")
 
 
-def address_of(front: Container | None) -> Address | None:
+def read_file(container: Container, path: str) -> bytes | None:
+    """Of a container, whether it runs or not; None where there is none."""
+    with engine_errors():
+        try:
+            parts, _ = container.get_archive(path)
+            with tarfile.open(fileobj=io.BytesIO(b"".join(parts))) as tar:
+                file = tar.extractfile(tar.getmembers()[0])
+                return file.read() if file else None
+        except NotFound:
+            return None
+
+
+def settings_of(proxy: Container | None) -> dict[str, Any]:
+    """Empty where there is none."""
+    data = read_file(proxy, f"{FOLDER}/{SETTINGS}") if proxy is not None else None
+    return dict(json.loads(data)) if data else {}
+
+
+def address_in(settings: dict[str, Any]) -> Address | None:
+    return Address.read(json.dumps(settings["address"])) if settings else None
+
+
+def address_of(proxy: Container | None) -> Address | None:
     """None where there is none."""
-    return Address.read(front.labels[ADDRESS_LABEL]) if front is not None else None
+    return address_in(settings_of(proxy))
 
 
 def address_path(paths: Paths, recipe: str) -> Path:
     return paths.home / "serve" / f".{recipe}.address"
 
 
-def keep_address(paths: Paths, recipe: str, text: str) -> None:
-    """For the next `serve`, when no front is left that has it. What another version wrote is not kept."""
-    try:
-        Address.read(text)
-    except InputError:
-        return
+def keep_address(paths: Paths, recipe: str, address: Address) -> None:
+    """For the next `serve`, when no proxy is left that has it."""
     path = address_path(paths, recipe)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
-        file.write(text.encode())
+        file.write(address.text.encode())
 
 
 def kept_address(paths: Paths, recipe: str) -> Address | None:

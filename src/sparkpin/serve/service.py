@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,21 +20,21 @@ from sparkpin.pins.vllm_flags import flag_value, served_name
 from sparkpin.releases import container as running
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release
-from sparkpin.serve import crash_facts, fronts, keys, launch, linked, memory_limit, nodes, tls, waiting
-from sparkpin.serve.address import UNCHANGED, Address, AddressOptions
-from sparkpin.serve.fronts import FrontOrder
+from sparkpin.serve import keys, launch, linked, memory_limit, nodes, proxy, waiting
+from sparkpin.serve.address import UNCHANGED, Address, AddressOptions, read_tls
 from sparkpin.serve.launch import SOCKET_LABEL, Health, LaunchOrder
 from sparkpin.serve.nodes import Checked, NodesOptions
 from sparkpin.serve.ports import require_free
+from sparkpin.serve.proxy import ProxyOrder
 from sparkpin.serve.rules import RISKS
 from sparkpin.serve.served import (
-    ADDRESS_LABEL,
     COMMAND_LABEL,
     FORMER,
-    FRONT,
     LABEL,
     MODEL_LABEL,
     NEXT,
+    PROXY,
+    PROXY_LABEL,
     RELEASE_LABEL,
     Served,
     address_of,
@@ -50,7 +50,7 @@ from sparkpin.serve.served import (
     running_release,
 )
 from sparkpin.serve.status import how_to_serve
-from sparkpin.serve.switching import DRAIN_SECONDS, STOP_SECONDS, answered, launched, replaced, taken_over, told
+from sparkpin.serve.switching import DRAIN_SECONDS, STOP_SECONDS, Switch
 
 if TYPE_CHECKING:
     from sparkpin.smoke.client import Client
@@ -70,10 +70,11 @@ def start(
     where: NodesOptions | None = None,
 ) -> Served:
     """Serve a release and return once it answers a real request. One that already runs is left alone; where only its
-    address is to be another, or the key, its front is replaced.
+    address is to be another, or the key, its proxy is changed.
 
     Another release of the home's recipe goes on answering until the new one does, where memory is enough for both; else
-    it is stopped first. When the new one does not become ready, the former one answers again, or still.
+    it is stopped first, and new requests wait. When the new one does not become ready, the former one answers again, or
+    still.
 
     Args:
         options: what of the address is to be other than it was. At first the port is the recipe's own (`--port` of its
@@ -87,7 +88,7 @@ def start(
         BusyError: someone else has the port; another home's server, too.
         InputError: an option that is none; a certificate that does not fit.
         SmokeError: the server did not become ready; with a post-mortem.
-        Detached: Ctrl-C while it started; it goes on. (Not beside a former one: that is what goes on then.)
+        Detached: Ctrl-C while it started; it goes on. (Not together with a former one: that goes on then.)
     """
     running.require_readable(checkpoint)
     running.require_here(engine)
@@ -99,77 +100,92 @@ def start(
         ),
         contextlib.ExitStack() as connections,
     ):
-        name, drain = name_of(paths, release.recipe), DRAIN_SECONDS if drain is None else drain
-        old, front = tidy(engine, name)
+        name = name_of(paths, release.recipe)
+        old, former, front = tidy(engine, name, release)
         together = (where or NodesOptions()).applied(nodes.kept(paths, release.recipe), release)
         machines = connections.enter_context(nodes.connected(engine, together.urls)) if together else ()
         old = linked.rejoined(connections, paths, release.recipe, old, machines)
-        known, kept = address_of(front), kept_address(paths, release.recipe)
-        address = options.applied(known or kept or Address.of_command(release.argv))
-        if kept and not known:
-            say(f"the address is as it was before `invoke stop`: {' '.join(kept.options.words)}")
-        for path in set(address.allow) & RISKS.keys():
-            say(f"warning: --allow {path}: {RISKS[path]}")
-        keys.is_local(address.host)  # InputError for what is no address
-        pair = tls.read(address.cert, address.tls_key) if address.cert else None
-        if not (front and is_running(front) and known and known.port == address.port):  # a new front waits for the old
-            require_free(engine, address.host, address.port)
+        address = new_address(paths, engine, release, options, front)
+        pem = read_tls(address.cert, address.tls_key) if address.cert else None
         runs = old if old is not None and is_running(old) else None
         checked = None
         if together:
             freed = linked.freed_by(paths, runs) if runs is not None else {}
             checked = nodes.check(paths, machines, together, release, checkpoint, address.host, freed)
+            nodes.keep(paths, release.recipe, checked.nodes)  # now, for a start that nobody waits for goes on
         key = key_of(paths, release, address.host)  # may make one, which a command that is refused is not to leave
-        order = FrontOrder(name, str(paths.home), release.recipe, release.tag, address, key, pair)
-        same = runs if runs is not None and runs.labels.get(RELEASE_LABEL) == release.tag else None
-        if same and not (linked.whole(same) and linked.nodes_of(same) == (checked.nodes if checked else None)):
-            say(f"{name} runs on other machines, or not on all of them")
-            same = None
-        if same and same.labels.get(COMMAND_LABEL) != command_mark(release):
-            say(f"{same.name} runs {release.tag} with another command or environment than its record has")
-            same = None
+        same = runs is not None and goes_on(runs, release, checked)
         space = None if same else memory_limit.room_for(paths, engine, release, checkpoint)
         if space and space.why:
             say(f"no memory plan ({space.why}): its limit is an estimate")
-        wanted = LaunchOrder(
-            release=release,
-            checkpoint=checkpoint,
-            memory=space.limit if space else None,
-            gpus=gpus,
-            labels={
-                HOME_LABEL: str(paths.home),
-                LABEL: release.recipe,
-                RELEASE_LABEL: release.tag,
-                COMMAND_LABEL: command_mark(release),
-                MODEL_LABEL: served_name(release.argv),
-            },
-            timeout=running.ready_timeout(checkpoint),
-            health=health or Health(),
-            limits=address.limits,
+        if beside is None:
+            beside = space is not None and memory_limit.fits_beside(space)
+        # Several machines cannot have two: both want the link's ports.
+        one_alone = same or checked or linked.nodes_of(old)
+        both = beside and not one_alone and old is not None and describe(old, front).ready
+        switch = Switch(
+            paths,
+            engine,
+            ProxyOrder(name, str(paths.home), release.recipe, release.tag, address, key, pem),
+            LaunchOrder(
+                release=release,
+                checkpoint=checkpoint,
+                memory=space.limit if space else None,
+                gpus=gpus,
+                labels=labels_of(paths, release),
+                timeout=running.ready_timeout(checkpoint),
+                health=health or Health(),
+                limits=address.limits,
+            ),
+            former if same else old,
+            checked,
+            space,
+            both,
+            DRAIN_SECONDS if drain is None else drain,
         )
-        if checked:
-            nodes.keep(paths, release.recipe, checked.nodes)  # now, for a start that nobody waits for goes on
-        if same:
-            served = resumed(paths, engine, order, same, wanted, checked)
-        else:
-            assert space is not None
-            ready = old is not None and describe(old, front).ready
-            with engine_errors():
-                alone = not checked and not linked.nodes_of(old)  # else both want the link's ports
-                if (
-                    old is not None
-                    and ready
-                    and alone
-                    and (memory_limit.fits_beside(space) if beside is None else beside)
-                ):
-                    served = taken_over(paths, engine, order, old, wanted, drain)
-                else:
-                    with replaced(engine, name, old, release, drain):
-                        memory_limit.make_room(space, release, gpus=gpus)
-                        served = launched(paths, engine, order, old, wanted, checked)
-        # The front has it now. Should that go without `stop`, an older address must not open the server again.
+        served = switch.resume(runs) if same and runs is not None else switch.carry_out()
+        # The proxy has it now. Should that go without `stop`, an older address must not open the server again.
         address_path(paths, release.recipe).unlink(missing_ok=True)
         return served
+
+
+def new_address(
+    paths: Paths, engine: Engine, release: Release, options: AddressOptions, front: Container | None
+) -> Address:
+    """BusyError where somebody else has the port."""
+    known, kept = address_of(front), kept_address(paths, release.recipe)
+    address = options.applied(known or kept or Address.of_command(release.argv))
+    if kept and not known:
+        say(f"the address is as it was before `invoke stop`: {' '.join(kept.options.words)}")
+    for path in set(address.allow) & RISKS.keys():
+        say(f"warning: --allow {path}: {RISKS[path]}")
+    keys.is_local(address.host)  # InputError for what is no address
+    if not (front and is_running(front) and known and known.port == address.port):  # a new proxy waits for the old one
+        require_free(engine, address.host, address.port)
+    return address
+
+
+def goes_on(server: Container, release: Release, checked: Checked | None) -> bool:
+    """Whether it is what is to be served."""
+    if server.labels.get(RELEASE_LABEL) != release.tag:
+        return False
+    if not (linked.whole(server) and linked.nodes_of(server) == (checked.nodes if checked else None)):
+        say(f"{server.name} runs on other machines, or not on all of them")
+        return False
+    if server.labels.get(COMMAND_LABEL) != command_mark(release):
+        say(f"{server.name} runs {release.tag} with another command or environment than its record has")
+        return False
+    return True
+
+
+def labels_of(paths: Paths, release: Release) -> dict[str, str]:
+    return {
+        HOME_LABEL: str(paths.home),
+        LABEL: release.recipe,
+        RELEASE_LABEL: release.tag,
+        COMMAND_LABEL: command_mark(release),
+        MODEL_LABEL: served_name(release.argv),
+    }
 
 
 @contextlib.contextmanager
@@ -186,7 +202,7 @@ def started(
     assert container is not None
     with client_of(served, key_of(paths, release, served.host), timeout=120) as client:
         yield container, client
-    if not find(engine, served.container + FRONT) or running_release(paths, engine, release.recipe) != release.tag:
+    if not find(engine, served.container + PROXY) or running_release(paths, engine, release.recipe) != release.tag:
         cause = f"{release.tag} was stopped or replaced while it was tested"
         raise SmokeError(cause, next_step=f"invoke smoke {release.tag}")
 
@@ -203,57 +219,50 @@ def command_mark(release: Release) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def tidy(engine: Engine, name: str) -> tuple[Container | None, Container | None]:
-    """The recipe's server and its front, after what a killed run left: the one that was there counts, and none that was
-    made and never started."""
-    front = settled(engine, name + FRONT, (FORMER,))
+def tidy(engine: Engine, name: str, release: Release) -> tuple[Container | None, Container | None, Container | None]:
+    """The recipe's server, the one before it where that may have to answer again, and the proxy, after what a killed
+    run left: none counts that was made and never started.
 
-    def answer_clients(old: Container) -> None:
-        """The front may have been told already of the one that goes."""
-        if front and is_running(front) and (folder := old.labels.get(SOCKET_LABEL)):
-            fronts.use(front, folder)
-
-    return settled(engine, name, (FORMER, NEXT), answer_clients), front
-
-
-def settled(
-    engine: Engine, name: str, ends: tuple[str, ...], before: Callable[[Container], None] = lambda chosen: None
-) -> Container | None:
-    """before: is called before another than the chosen one goes."""
+    A switch that was broken off leaves the former server. It is needed until the next one answers, so one that neither
+    does nor is the wanted release gives way to it.
+    """
+    front, _ = settle(engine, name + PROXY, FORMER)
+    old, others = settle(engine, name, FORMER, NEXT)
+    former = next((other for other in others if str(other.name).endswith(FORMER)), None)
+    if old is None or former is None:
+        return old, None, front
+    if launch.asks(old)[0]:
+        launch.remove(former)
+        return old, None, front
+    if old.labels.get(RELEASE_LABEL) == release.tag and is_running(old):
+        return old, former, front
+    launch.remove(old)
     with engine_errors():
-        found = [find(engine, name + end) for end in ("", *ends)]
-        chosen = next((container for container in found if container and container.status != "created"), None)
+        former.rename(name)
+        former.reload()
+    return former, None, front
+
+
+def settle(engine: Engine, name: str, *ends: str) -> tuple[Container | None, list[Container]]:
+    """The first of those with these names that was ever started, which gets the first name; and what else there is of
+    use: a server that another has taken the place of. The others are removed."""
+    with engine_errors():
+        found = [container for end in ("", *ends) if (container := find(engine, name + end))]
+        chosen = next((container for container in found if container.status != "created"), None)
+        rest = []
         for container in found:
-            if container is not None and container is not chosen:
-                if chosen is not None:
-                    before(chosen)
+            if container is chosen:
+                continue
+            if chosen and SOCKET_LABEL in chosen.labels and (front := find(engine, name + PROXY)):
+                proxy.use(front, chosen.labels[SOCKET_LABEL])  # which may have been told already of one that goes
+            if chosen and container.name == name + FORMER and container.status != "created" and NEXT in ends:
+                rest.append(container)
+            else:
                 launch.remove(container)
         if chosen is not None and chosen.name != name:
             chosen.rename(name)
             chosen.reload()
-    return chosen
-
-
-def resumed(
-    paths: Paths,
-    engine: Engine,
-    order: FrontOrder,
-    old: Container,
-    wanted: LaunchOrder,
-    checked: Checked | None = None,
-) -> Served:
-    """The release runs; its front may have to be another one."""
-    say(f"{wanted.release.tag} already runs as {old.name}")
-    if not launch.asks(old)[0]:
-        folder = crash_facts.folder_of(paths, wanted.release.recipe, wanted.release.name)
-        waiting.until_ready(old, wanted.release, wanted.timeout, folder, fresh=False)
-    linked.keep_up(old, wanted, checked)  # a run that was killed while it waited did not get to it
-    folder_name = old.labels[SOCKET_LABEL]
-    with fronts.opened(engine, order, folder_name) as front:
-        fronts.use(front, folder_name)
-        if not told(old, front).ready:
-            answered(old, front, order.key)
-    return told(old, front)
+    return chosen, rest
 
 
 def stop(paths: Paths, engine: Engine, recipe: str | None) -> tuple[str, ...]:
@@ -271,11 +280,12 @@ def stop(paths: Paths, engine: Engine, recipe: str | None) -> tuple[str, ...]:
                 f"no service of recipe {recipe!r} runs",
                 next_step=f"choose one of: {known}" if known else f"{how_to_serve(paths, recipe)} (nothing is served)",
             )
-        chosen.sort(key=lambda container: ADDRESS_LABEL not in container.labels)  # nothing new comes in then
+        chosen.sort(key=lambda container: PROXY_LABEL not in container.labels)  # nothing new comes in then
         for container in chosen:
-            if ADDRESS_LABEL in container.labels and container.status != "created":
-                keep_address(paths, container.labels[LABEL], container.labels[ADDRESS_LABEL])
-            if ADDRESS_LABEL not in container.labels:
+            if PROXY_LABEL in container.labels:
+                if address := address_of(container):
+                    keep_address(paths, container.labels[LABEL], address)
+            else:
                 its = linked.RECIPE_LABEL
                 own = [(m, one) for m, one in others if one.labels.get(its) == container.labels[LABEL]]
                 others = [pair for pair in others if pair not in own]
@@ -287,8 +297,8 @@ def stop(paths: Paths, engine: Engine, recipe: str | None) -> tuple[str, ...]:
             say(f"stopping {other.name} at {machine.where}")
             launch.remove(other)
         for name in {name_of(paths, container.labels[LABEL]) for container in chosen}:
-            fronts.drop_sockets(engine, name)
+            proxy.drop_sockets(engine, name)
     for name in sorted({container.labels[LABEL] for container in chosen}):
         if kept := kept_address(paths, name):
             say(f"kept for the next `invoke serve --recipe {name}`: {' '.join(kept.options.words)}")
-    return tuple(str(container.name) for container in chosen if ADDRESS_LABEL not in container.labels)
+    return tuple(str(container.name) for container in chosen if PROXY_LABEL not in container.labels)

@@ -24,16 +24,16 @@ from sparkpin.serve import crash_facts, keys, linked, nodes, unit, usage
 from sparkpin.serve.address import Address, AddressOptions, endpoint
 from sparkpin.serve.postmortem import last_life, report
 from sparkpin.serve.served import (
-    FRONT,
     LABEL,
+    PROXY,
     Served,
     address_of,
     client_of,
     describe,
     find,
-    front_of,
     kept_address,
     name_of,
+    proxy_of,
     services,
 )
 from sparkpin.serve.served import status as served_here
@@ -173,8 +173,8 @@ def words(served: Served, container: Container | None) -> str:
             return STARTS + again
     if not watched.ready:
         return f"{STARTS}{again}: {watched.text}"
-    if served.front != "running":
-        return f"the front is {served.front or 'gone'}, the server runs"
+    if served.proxy != "running":
+        return f"the proxy is {served.proxy or 'gone'}, the server runs"
     return "gives no answer"
 
 
@@ -205,7 +205,7 @@ def show_unit(paths: Paths, recipe: str, options: AddressOptions) -> None:
     """The unit to standard output, what to do with it to standard error."""
     front = None
     with contextlib.suppress(EngineError):  # the unit is to serve as it is served now
-        front = find(Engine.connect(), name_of(paths, recipe) + FRONT)
+        front = find(Engine.connect(), name_of(paths, recipe) + PROXY)
     if known := address_of(front) or kept_address(paths, recipe):
         options = options.applied(known).options
     address = options.applied(Address())  # InputError for a value that is none
@@ -265,7 +265,7 @@ def signs_itself(cert: str) -> bool:
 def show_env(paths: Paths, engine: Engine, recipe: str | None) -> None:
     """Lines for `eval "$(...)"`, with the key: for a shell, and no file."""
     container = service_of(paths, engine, recipe)
-    served = describe(container, front := front_of(engine, container))
+    served = describe(container, front := proxy_of(engine, container))
     address, path = address_of(front), keys.path_of(paths, served.recipe)
     if served.key and not path.is_file():
         raise InputError(

@@ -16,8 +16,6 @@ from sparkpin.serve import crash_facts, launch, linked, startup
 from sparkpin.serve.postmortem import report
 from sparkpin.smoke.startup import NotReady, Seldom, StartFault, wait_for_answer
 
-UNKNOWN = 3  # readings in a row that failed, until the number of requests counts as not known
-
 
 class Detached(Exception):
     """The person does not wait any longer; the server goes on starting. The text says what runs."""
@@ -70,21 +68,17 @@ def failure(container: Container, release: Release, how: str, folder: Path) -> N
     )
 
 
-def quiet_moment(load: Callable[[], int | None], seconds: float) -> bool:
-    """Wait until no request is under way, at most `seconds`; whether that came. load: how many are; None where one
-    reading of the metrics failed, which does not mean that there are none."""
-    until, unknown, waits = time.monotonic() + seconds, 0, False
-    while True:
-        under_way = load()
-        if under_way == 0:
-            return True
-        unknown = unknown + 1 if under_way is None else 0
-        if unknown == UNKNOWN:
-            return False
+def wait_quiet(load: Callable[[], int | None], seconds: float) -> bool:
+    """Wait until no request is under way, at most `seconds`; whether that came. load: how many are; None where it is
+    not known, which does not mean that there are none."""
+    until, waits = time.monotonic() + seconds, False
+    while (under_way := load()) != 0:
         if time.monotonic() >= until:
-            say(f"{count(under_way, 'request') if under_way else 'requests'} under way: broken off by the switch")
+            what = "it is not known how many requests are" if under_way is None else count(under_way, "request")
+            say(f"{what} under way after {seconds:.0f} s: broken off (--drain gives more time)")
             return False
-        if under_way and not waits:
-            say(f"waiting up to {seconds:.0f} s for a moment without requests ({under_way} under way)")
+        if not waits:
+            say(f"waiting up to {seconds:.0f} s for requests under way to end ({under_way})")
             waits = True
         time.sleep(0.2)
+    return True

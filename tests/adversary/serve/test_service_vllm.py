@@ -35,7 +35,7 @@ from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import keys, service
-from sparkpin.serve.served import FRONT, name_of, status
+from sparkpin.serve.served import PROXY, name_of, status
 from sparkpin.serve.served import parts as parts_of
 from sparkpin.smoke.scripts import CHAT
 from sparkpin.smoke.server import own, prefix
@@ -252,7 +252,7 @@ def test_killed_while_the_front_is_replaced(site: Site, record_property: Callabl
         coherent(site, set(ports))
         back.done()
         assert site.ask(site.key) == 200 and site.ask("") == 401 and site.ask("", ports[1]) == 0
-        assert [part.name for part in site.parts] == [first.name, f"{first.name}{FRONT}"]
+        assert [part.name for part in site.parts] == [first.name, f"{first.name}{PROXY}"]
         assert site.parts[0].id == first.id, "the server goes on"
     record_property("trials", MOVES)
 
@@ -264,7 +264,7 @@ def test_killed_while_another_release_is_started(site: Site, record_property: Ca
         back.done()
         assert site.ask(site.key) == 200 and site.ask("") == 401
         [server, front] = site.parts
-        assert server.labels["sparkpin.release"] == site.stages["base"].tag and front.name == f"{server.name}{FRONT}"
+        assert server.labels["sparkpin.release"] == site.stages["base"].tag and front.name == f"{server.name}{PROXY}"
     record_property("trials", STARTS)
 
 

@@ -16,7 +16,7 @@ from watched import until
 
 from sparkpin.host.engine import Engine
 from sparkpin.serve import crash_facts, launch, startup
-from sparkpin.serve.served import FRONT, Served
+from sparkpin.serve.served import PROXY, Served
 from sparkpin.smoke.scripts import ANSWER, CHAT, TOOL, WEATHER_TOOL
 
 RECIPE, CLIENTS = "scripted-tiny", 20
@@ -64,7 +64,7 @@ def served(server: Service) -> Served:
 def run_in_image(server: Service, tool: str, program: str) -> Any:
     """What a program prints that uses a library of the image, in a shell with the lines of `invoke client`."""
     shell = server.done("client", tool, "--url", "http://127.0.0.1:8000")  # as from inside
-    proxy = Engine.connect().client.containers.get(f"{server.container.name}{FRONT}")
+    proxy = Engine.connect().client.containers.get(f"{server.container.name}{PROXY}")
     done = proxy.exec_run(["sh", "-c", f'{shell}\npython -c "$ASK"'], environment={"ASK": program})
     assert done.exit_code == 0, done.output.decode()
     return json.loads(done.output.splitlines()[-1])

@@ -113,7 +113,7 @@ def test_the_server_reaches_nothing_and_the_proxy_no_other_proxy(
         one = in_namespace(pid, lambda: served("one", in_namespace(pid, free_port)))
         stack.callback(service.stop, paths, engine, None)
         other = in_namespace(pid, lambda: served("two", in_namespace(pid, free_port)))
-        names = (one.container, f"{one.container}{services.FRONT}", f"{other.container}{services.FRONT}")
+        names = (one.container, f"{one.container}{services.PROXY}", f"{other.container}{services.PROXY}")
         server, front, neighbour = map(engine.client.containers.get, names)
         listener = stack.enter_context(in_namespace(pid, lambda: socket.create_server(("0.0.0.0", 0))))
         hosts = [(address, listener.getsockname()[1]) for address in addresses(pid)]

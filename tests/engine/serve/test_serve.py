@@ -48,7 +48,7 @@ def test_a_release_is_served_on_this_machine_only(standing: Standing, fake_engin
     host = container.attrs["HostConfig"]
     assert container.ports == {} and host["NetworkMode"] == "none"
     assert b'"model_writable": false' in container.logs() and b'"home_writable": true' in container.logs()
-    front = fake_engine.client.containers.get(served.container + services.FRONT)
+    front = fake_engine.client.containers.get(served.container + services.PROXY)
     assert front.ports == {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(port)}]}
     for part in (container, front):
         host = part.attrs["HostConfig"]
@@ -105,11 +105,11 @@ def test_another_address_is_another_front_and_the_same_server(site: FakeSite, na
     with httpx.Client(trust_env=False, verify=ssl.create_default_context(cafile=cert), timeout=60) as client:
         assert client.post(f"{served.url}/completions", json={"prompt": "x"}).status_code == 200
         assert client.post(f"{served.url}/completions/", json={"prompt": "x"}).status_code == 404
-    front = site.engine.client.containers.get(name + services.FRONT)
+    front = site.engine.client.containers.get(name + services.PROXY)
     secret = Path(key).read_text().splitlines()[1]
     assert secret not in json.dumps(front.attrs) and secret.encode() not in front.logs()
     assert site.start() == dataclasses.replace(served, health=site.start().health)
-    address = services.address_of(site.engine.client.containers.get(name + services.FRONT))
+    address = services.address_of(site.engine.client.containers.get(name + services.PROXY))
     assert address is not None and (address.allow, address.limits.requests, address.cert) == (("/score",), 9, cert)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", site.port))  # the former port is free again
@@ -201,7 +201,7 @@ def test_stop_keeps_the_address(site: FakeSite) -> None:
 
 def test_the_half_that_is_down_is_named(site: FakeSite) -> None:
     served = site.start(port=site.port)
-    server, front = (site.engine.client.containers.get(served.container + end) for end in ("", services.FRONT))
+    server, front = (site.engine.client.containers.get(served.container + end) for end in ("", services.PROXY))
     front.kill()
     (now,) = [one for one in services.status(site.engine) if one.container == served.container]
     assert not now.ready and status.words(now, server).startswith("the front is exited")

@@ -138,7 +138,7 @@ def test_a_key_is_wanted_from_others_and_shown_to_nobody(site: FakeSite, capsys:
     key = file.read_text().strip()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and len(key) == 43
     container = site.engine.client.containers.get(served.container)
-    front = site.engine.client.containers.get(served.container + services.FRONT)
+    front = site.engine.client.containers.get(served.container + services.PROXY)
     for part in (container, front):
         assert key not in json.dumps(part.attrs) and key.encode() not in part.logs()
         assert key not in json.dumps(part.top(ps_args="-eo pid,args"))
@@ -185,7 +185,7 @@ def test_what_a_killed_run_leaves_is_put_right(site: FakeSite, left: str) -> Non
     """By the next `serve`, which trusts nothing that was made and never started; nothing of it stays after `stop`."""
     containers = site.engine.client.containers
     served = site.start(port=site.port)
-    server, front = containers.get(served.container), containers.get(served.container + services.FRONT)
+    server, front = containers.get(served.container), containers.get(served.container + services.PROXY)
     if left == "next":
         made_like(site.engine, server, server.name + services.NEXT)
     elif left == "switched":  # the old one is gone, the new one has not its name yet
@@ -194,7 +194,7 @@ def test_what_a_killed_run_leaves_is_put_right(site: FakeSite, left: str) -> Non
         front.kill()
         front.rename(front.name + services.FORMER)
         if left != "front away":
-            made_like(site.engine, front, served.container + services.FRONT)
+            made_like(site.engine, front, served.container + services.PROXY)
         if left == "both made":
             front.remove(v=True)
             server.remove(force=True, v=True)
@@ -202,7 +202,7 @@ def test_what_a_killed_run_leaves_is_put_right(site: FakeSite, left: str) -> Non
     again = site.start(**({"port": site.port} if left == "both made" else {}))
     assert again.ready and (again.container, again.port) == (served.container, served.port)
     assert (again.started == served.started) == (left != "both made")
-    assert parts_of(site) == [served.container, served.container + services.FRONT]
+    assert parts_of(site) == [served.container, served.container + services.PROXY]
     service.stop(site.paths, site.engine, None)
     assert parts_of(site) == []
     with pytest.raises(docker.errors.NotFound):
@@ -230,7 +230,7 @@ def test_one_that_nobody_reaches_leaves_the_former_one(
         site.start(newer, port=free_port() if moves else None, beside=True)
     monkeypatch.undo()
     until(lambda: switching.fault_of(served, None) == "")
-    assert parts_of(site) == [served.container, served.container + services.FRONT]
+    assert parts_of(site) == [served.container, served.container + services.PROXY]
 
 
 def test_a_request_under_way_at_a_switch_gets_its_answer(
@@ -267,5 +267,5 @@ def test_a_switch_that_is_broken_off_while_requests_end_leaves_the_former_one(
     with pytest.raises(KeyboardInterrupt):
         site.start(newer, beside=False)
     until(lambda: ask() == 200, seconds=60)
-    assert meanwhile == [503] and parts_of(site) == [old.container, old.container + services.FRONT]
+    assert meanwhile == [503] and parts_of(site) == [old.container, old.container + services.PROXY]
     assert site.start() == dataclasses.replace(old, health=site.start().health)

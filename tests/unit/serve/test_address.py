@@ -9,8 +9,7 @@ import pytest
 from certificates import certificate
 
 from sparkpin.core.errors import InputError
-from sparkpin.serve import tls
-from sparkpin.serve.address import Address, AddressOptions
+from sparkpin.serve.address import Address, AddressOptions, read_tls
 from sparkpin.serve.rules import Limits
 
 
@@ -67,15 +66,10 @@ def test_a_certificate_is_tried_before_it_is_used(tmp_path: Path) -> None:
     subprocess.run(["openssl", "rsa", "-in", key, "-aes128", "-passout", "pass:x", "-out", locked], check=True)
     text = tmp_path / "text.pem"
     text.write_text("none\n")
-    assert tls.read(cert, key) == tls.Tls(Path(cert).read_bytes(), Path(key).read_bytes())
-    for pair, why in {
-        (cert, other[1]): "another certificate",
-        (cert, str(locked)): "--tls-key",
-        (cert, str(tmp_path / "absent")): "No such file",
-        (str(text), key): "--tls-cert .*BEGIN CERTIFICATE",
-        (cert, str(text)): "--tls-key .*BEGIN PRIVATE KEY",
-        (cert, str(tmp_path)): "Is a directory",
-    }.items():
-        with pytest.raises(InputError, match=why) as caught:
-            tls.read(*pair)
-        assert any(file in caught.value.message for file in pair) and "openssl" in caught.value.next_step
+    assert read_tls(cert, key) == Path(cert).read_bytes() + b"\n" + Path(key).read_bytes()
+    absent = str(tmp_path / "absent")
+    wrong = [(cert, file) for file in (other[1], str(locked), absent, str(text))]
+    for pair in (*wrong, (str(text), key), (key, cert)):
+        with pytest.raises(InputError) as caught:
+            read_tls(*pair)
+        assert all(file in caught.value.message for file in pair) and "openssl" in caught.value.next_step

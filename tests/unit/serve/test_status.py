@@ -49,7 +49,7 @@ def test_a_shell_takes_the_lines_of_env_as_they_are_meant(
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
     name = "a '$(touch /tmp/no) b"
     served = Served(str(paths.home), "r", "sparkpin/r:v2-1", "c", "0.0.0.0", 8000, name, "running", True, key="x")
-    for what, value in (("service_of", None), ("front_of", None), ("address_of", None), ("describe", served)):
+    for what, value in (("service_of", None), ("proxy_of", None), ("address_of", None), ("describe", served)):
         monkeypatch.setattr(status, what, lambda *_, value=value: value)
     with pytest.raises(InputError, match="is not there"):
         status.show_env(paths, None, None)  # type: ignore[arg-type]
@@ -64,10 +64,8 @@ def test_a_shell_takes_the_lines_of_env_as_they_are_meant(
 
 def test_an_address_of_another_version_is_not_kept(tmp_path: Path) -> None:
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
-    keep_address(paths, "r", '{"port": 8000}')
-    assert kept_address(paths, "r") is None
     whole = Address(port=8001, cert="/c", tls_key="/k", allow=("/score",), limits=Limits(requests=9))
-    keep_address(paths, "r", whole.text)
+    keep_address(paths, "r", whole)
     assert kept_address(paths, "r") == whole
     for change in ({"port": "8001"}, {"allow": ["/../x"]}, {"limits": {"body": "many"}}):
         address_path(paths, "r").write_text(json.dumps(json.loads(whole.text) | change))
@@ -86,7 +84,7 @@ def test_the_unit_of_another_folder_s_project_names_it(
     monkeypatch.setattr(status.Engine, "connect", gone)
     for project, named in ((PROJECT, False), (tmp_path / "project", True)):
         paths = Paths(project, tmp_path / "cache", tmp_path / "home")
-        keep_address(paths, "r", Address(port=8123).text)
+        keep_address(paths, "r", Address(port=8123))
         status.show_unit(paths, "r", AddressOptions())
         text = capsys.readouterr().out
         assert '"--port" "8123"' in text, "as `stop` left it"

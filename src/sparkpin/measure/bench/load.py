@@ -22,7 +22,7 @@ from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.serve import crash_facts, launch, postmortem, socket_port
 from sparkpin.serve.launch import SOCKET_LABEL
-from sparkpin.serve.rules import SOCKETS
+from sparkpin.serve.rules import FOLDER, SOCKETS
 from sparkpin.smoke.server import LABEL, owner
 
 TOOL = "vllm bench serve"
@@ -77,10 +77,10 @@ def run_steps(
             release.tag,
             name=f"sparkpin-bench-load-{secrets.token_hex(3)}",
             entrypoint=["python", "-I"],
-            command=[f"{launch.FOLDER}/{Path(driver.__file__).name}", f"{launch.FOLDER}/{PLAN}"],
+            command=[f"{FOLDER}/{Path(driver.__file__).name}", f"{FOLDER}/{PLAN}"],
             labels={LABEL: owner(paths)},
             mounts=[
-                Mount(target=launch.FOLDER, source=None, type="volume"),
+                Mount(target=FOLDER, source=None, type="volume"),
                 Mount(target=SOCKETS, source=sockets_of(server), type="volume", read_only=True),
             ],
             **running.apart(settings),
@@ -88,7 +88,7 @@ def run_steps(
     try:
         socket = launch.socket_of(server.labels[SOCKET_LABEL])
         files = {file.name: file.read_bytes() for file in map(Path, (driver.__file__, socket_port.__file__))}
-        running.put(container, launch.FOLDER, files | {PLAN: plan_text(release, steps, plan, socket)})
+        running.put(container, FOLDER, files | {PLAN: plan_text(release, steps, plan, socket)})
         with engine_errors():
             container.start()
         done = 0

@@ -70,7 +70,7 @@ def running_service(paths: Paths, engine: Engine, subject: BenchSubject) -> Benc
     container = served.find(engine, served.name_of(paths, release.recipe))
     if container is None or not served.is_running(container):
         return None
-    known = served.describe(container, served.front_of(engine, container))
+    known = served.describe(container, served.proxy_of(engine, container))
     if known.release != release.tag or not known.ready:
         return None
     return BenchTarget(subject, container, "served", None)
@@ -78,7 +78,7 @@ def running_service(paths: Paths, engine: Engine, subject: BenchSubject) -> Benc
 
 @contextlib.contextmanager
 def started(paths: Paths, engine: Engine, subject: BenchSubject) -> Iterator[BenchTarget]:
-    """A container without a front: nobody else reaches it. Gone in the end.
+    """A container without a proxy: nobody else reaches it. Gone in the end.
 
     Raises:
         HostError: its memory plan needs more than is free.

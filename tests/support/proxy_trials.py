@@ -1,4 +1,4 @@
-"""Requests of an enemy at the front, as data. They are sent byte by byte, without a library that would mend them.
+"""Requests of an enemy at the proxy, as data. They are sent byte by byte, without a library that would mend them.
 
 ROUTES: every route in vLLM 0.32's and 0.33's sources that `rules.PATHS` does not open.
 """
@@ -129,7 +129,7 @@ def sent(port: int, raw: bytes) -> list[int]:
     both ways until then: a client that has gone gets no answer, and nothing would be tried."""
     said = b""
     with opened(port, raw + END) as link, contextlib.suppress(ConnectionError, TimeoutError):
-        link.settimeout(3)  # some end within a request, and the front waits for the rest of it
+        link.settimeout(3)  # some end within a request, and the proxy waits for the rest of it
         while data := link.recv(65536):
             said += data
     return [int(code) for code in re.findall(rb"^HTTP/1\.[01] (\d{3}) ", said, re.MULTILINE)]

@@ -1,4 +1,4 @@
-"""An enemy's requests at the front of a real vLLM: paths, keys, methods and headers. The list is in front_trials."""
+"""An enemy's requests at the proxy of a real vLLM: paths, keys, methods and headers. The list is in proxy_trials."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-import front_trials
 import httpx
+import proxy_trials
 import pytest
 from cpu_stages import Service
 
@@ -36,10 +36,10 @@ def test_no_trial_reaches_vllm(served: tuple[Served, str], record_property: Call
     server, key = served
     container = Engine.connect().client.containers.get(server.container)
     before = len(container.logs())
-    tried, through, waited = list(front_trials.trials(key)), list[str](), 0.0
+    tried, through, waited = list(proxy_trials.trials(key)), list[str](), 0.0
     with httpx.Client(headers={"Authorization": f"Bearer {key}"}, trust_env=False, timeout=60) as client:
         for number, trial in enumerate(tried):
-            if not front_trials.refused(front_trials.sent(server.port, trial.raw)):
+            if not proxy_trials.refused(proxy_trials.sent(server.port, trial.raw)):
                 through.append(trial.why)
             if number % 50 == 0:  # beside them, one who has the key
                 began = time.monotonic()

@@ -1,0 +1,263 @@
+"""The proxy's container: HAProxy of a release's image. Clients reach a recipe's server by it, from one to the next.
+
+The server's container has no network. It listens on a Unix socket in its slot's folder of a volume that both share. The
+host writes into the file `slot` which one is asked, and may change that at any time: requests under way stay with the
+server that has them, and new ones wait until that of the slot listens (`hold.lua`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import socket as sockets
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sparkpin.core.terminal import say
+from sparkpin.host.containers import APIError, Container, Mount, NotFound, Ulimit
+from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.releases import container as running
+from sparkpin.releases.container import HOME_LABEL
+from sparkpin.serve import keys, launch
+from sparkpin.serve.address import Address
+from sparkpin.serve.ports import busy
+from sparkpin.serve.rules import ANSWERS, FOLDER, PATHS, SLOTS, SOCKETS
+from sparkpin.serve.served import FORMER, LABEL, PROXY, PROXY_LABEL, SETTINGS, find, is_running, read_file
+from sparkpin.serve.waiting import Detached
+
+CONFIG, HOLD, PEM, SLOT = "haproxy.cfg", "hold.lua", "tls.pem", "slot"  # files in FOLDER
+STATE = "state"  # a folder there, for HAProxy's own sockets
+PORT = 8000  # within its container
+MEMORY = 512 << 20
+PORT_TAKEN = r"port is already allocated|address already in use"
+ASK = """
+import re, socket, sys
+def ask(words):
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(sys.argv[1])
+        link.sendall(words.encode() + b"\\n")
+        link.shutdown(socket.SHUT_WR)  # else it waits for more
+        return b"".join(iter(lambda: link.recv(65536), b"")).decode()
+for worker in re.findall(r"^(\\d+)\\s+worker", ask("show proc"), re.M):  # those before a reload, too
+    print(ask(f"@!{worker} {sys.argv[2]}"))
+"""
+
+
+@dataclass(frozen=True)
+class ProxyOrder:
+    """name: of the server; image: that of a release, for its HAProxy; key: what clients have to give, None for none;
+    tls: certificate and key as PEM."""
+
+    name: str
+    home: str
+    recipe: str
+    image: str
+    address: Address
+    key: str | None
+    tls: bytes | None
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """In FOLDER, without SLOT. The key itself is in none of them."""
+        settings = {"address": asdict(self.address), "key": keys.mark(self.key) if self.key else ""}
+        found = {
+            SETTINGS: json.dumps(settings, sort_keys=True).encode(),
+            CONFIG: self.config(FOLDER, SOCKETS, f"0.0.0.0:{PORT}").encode(),
+            HOLD: Path(__file__).with_name(HOLD).read_bytes(),
+        }
+        return found | ({PEM: self.tls} if self.tls else {})
+
+    def config(self, folder: str, sockets_folder: str, bind: str) -> str:
+        from jinja2 import Environment, StrictUndefined  # slow to import
+
+        made = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+        host = self.address.host
+        return made.from_string(Path(__file__).with_name("proxy.cfg.j2").read_text()).render(
+            folder=folder,
+            sockets=sockets_folder,
+            bind=bind,
+            slots=SLOTS,
+            limits=self.address.limits,
+            answers=ANSWERS,
+            paths={method: [path for path, own in PATHS.items() if own == method] for method in ("GET", "POST")},
+            allow=list(self.address.allow),
+            key=hashlib.sha256(self.key.encode()).hexdigest() if self.key else "",
+            hosts=["localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host, sockets.gethostname()],
+            tls=self.tls is not None,
+        )
+
+    @property
+    def mark(self) -> str:
+        """Tells whether a container can go on with these files. Not its image: it goes on when another is served."""
+        return hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Keyword arguments of the SDK's `containers.create`, as JSON takes them."""
+        box = running.sandbox({}, memory=MEMORY)
+        del box["tmpfs"]
+        return {
+            "entrypoint": ["haproxy", "-W", "-S", f"{FOLDER}/{STATE}/master,mode,600", "-f", f"{FOLDER}/{CONFIG}"],
+            "command": [],
+            "network": running.NETWORK,
+            "ports": {f"{PORT}/tcp": (self.address.host, self.address.port)},
+            "log_config": running.kept_log("10m"),
+            "mounts": [
+                Mount(target=FOLDER, source=None, type="volume"),  # goes with the container
+                Mount(target=SOCKETS, source=self.name, type="volume", read_only=True),
+            ],
+            "restart_policy": {"Name": "on-failure"},
+            "ulimits": [Ulimit(name="nofile", soft=8192, hard=8192)],
+            **box | {"pids_limit": 64, "working_dir": "/"},
+        }
+
+
+@contextlib.contextmanager
+def opened(engine: Engine, order: ProxyOrder, slot: str, drain: float) -> Iterator[Container]:
+    """The proxy of a service as it is ordered, for a server in `slot`.
+
+    One with other settings takes them while its requests go on. Where the address or its container is to be another,
+    the former one ends its requests first (drain: seconds that they get). What was is there again when what follows
+    fails, unless nobody waits for it any longer (Detached).
+
+    BusyError: somebody else has the port.
+    """
+    old = find(engine, order.name + PROXY)
+    if old is not None and old.labels.get(PROXY_LABEL) == order.mark:
+        before = {name: data for name in (SETTINGS, CONFIG, HOLD, PEM) if (data := read_file(old, f"{FOLDER}/{name}"))}
+        undo = partial(change, old, before)
+        change(old, order.files)
+        if not is_running(old):
+            start(engine, old, order.address)
+        new = old
+    else:
+        if old is not None:
+            say(f"the proxy is replaced, once its requests have ended (at most {drain:.0f} s)")
+            end(old, drain)
+            old.rename(order.name + PROXY + FORMER)
+        undo = partial(restore, engine, old, order)
+        try:
+            new = create(engine, order, slot)
+            start(engine, new, order.address)
+        except BaseException:
+            undo()
+            raise
+    try:
+        yield new
+    except Detached:
+        raise
+    except BaseException:
+        undo()
+        raise
+    finally:
+        if old is not None and new != old and find(engine, order.name + PROXY) != old:
+            launch.remove(old)
+
+
+def change(proxy: Container, files: dict[str, bytes]) -> None:
+    """Its workers end the requests that they have, and new ones come to a worker with these files."""
+    if all(read_file(proxy, f"{FOLDER}/{name}") == data for name, data in files.items()):
+        return
+    running.put(proxy, FOLDER, files, secret={CONFIG, PEM})
+    if is_running(proxy):
+        say("the proxy takes its new settings; requests under way go on")
+        with engine_errors():
+            proxy.kill(signal="SIGUSR2")
+
+
+def restore(engine: Engine, old: Container | None, order: ProxyOrder) -> None:
+    if new := find(engine, order.name + PROXY):
+        launch.remove(new)
+    if old is not None:
+        with engine_errors():
+            old.rename(order.name + PROXY)
+            old.start()
+
+
+def end(proxy: Container, seconds: float) -> None:
+    """It takes nothing new, and ends with its last request; after so many seconds at once."""
+    with engine_errors():
+        if is_running(proxy):
+            proxy.kill(signal="SIGUSR1")
+            until = time.monotonic() + seconds
+            while is_running(proxy) and time.monotonic() < until:
+                time.sleep(0.1)
+                proxy.reload()
+        launch.end(proxy)
+
+
+def create(engine: Engine, order: ProxyOrder, slot: str) -> Container:
+    labels = {HOME_LABEL: order.home, LABEL: order.recipe, PROXY_LABEL: order.mark}
+    with engine_errors():
+        running.network(engine)
+        made = engine.client.containers.create(order.image, name=order.name + PROXY, labels=labels, **order.settings)
+    try:
+        running.put(made, FOLDER, order.files, secret={CONFIG, PEM}, owned=(STATE,))
+        use(made, slot)
+    except BaseException:
+        launch.remove(made)
+        raise
+    return made
+
+
+def use(proxy: Container, slot: str) -> None:
+    """From now on requests go to the server there, and wait until it listens."""
+    running.put(proxy, FOLDER, {SLOT: slot.encode()})
+
+
+def slot_of(proxy: Container | None) -> str:
+    """That is asked; "" where there is no proxy."""
+    return (read_file(proxy, f"{FOLDER}/{SLOT}") or b"").decode() if proxy is not None else ""
+
+
+def requests_under_way(proxy: Container, slot: str) -> int | None:
+    """At the server there, by HAProxy's own count. None where it is not known, which does not mean that there are
+    none."""
+    rows = ask(proxy, f"show stat {slot} 2 -1")
+    counts = re.findall(rf"^{slot},BACKEND,(?:[^,]*,){{2}}(\d+),", rows, re.MULTILINE)
+    return sum(map(int, counts)) if counts else None
+
+
+def break_off(proxy: Container, slot: str) -> None:
+    """The requests of the server there end now: no client takes what it has for the whole."""
+    ask(proxy, f"shutdown sessions server {slot}/s")
+
+
+def ask(proxy: Container, command: str) -> str:
+    """What all workers answer; "" where the proxy does not run."""
+    with engine_errors():
+        try:
+            done = proxy.exec_run([*running.PYTHON, "-c", ASK, f"{FOLDER}/{STATE}/master", command])
+        except APIError:  # it has just ended
+            return ""
+    output = done.output if isinstance(done.output, bytes) else b""
+    return output.decode(errors="replace") if done.exit_code == 0 else ""
+
+
+def drop_sockets(engine: Engine, name: str) -> None:
+    """The volume of a service, unless a container still has it."""
+    with engine_errors():
+        try:
+            engine.client.volumes.get(name).remove()
+        except NotFound:
+            return
+        except APIError as error:
+            if error.status_code != running.CONFLICT:
+                raise
+
+
+def start(engine: Engine, proxy: Container, address: Address) -> None:
+    """BusyError where Docker says that the port is taken."""
+    with engine_errors():
+        try:
+            proxy.start()
+        except APIError as error:
+            if re.search(PORT_TAKEN, str(error.explanation)):
+                raise busy(engine, address.host, address.port) from None
+            raise
