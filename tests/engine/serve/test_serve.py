@@ -93,7 +93,7 @@ def test_another_port_or_release_replaces_it(site: FakeSite, name: str, newer: R
         probe.bind(("127.0.0.1", site.port))  # the former port is free again
 
 
-def test_another_address_is_another_front_and_the_same_server(site: FakeSite, name: str, tmp_path: Path) -> None:
+def test_another_address_is_another_proxy_and_the_same_server(site: FakeSite, name: str, tmp_path: Path) -> None:
     """With a certificate, whose key nobody is shown; kept until something else is said."""
     cert, key = certificate(tmp_path / "own")
     plain = site.start(port=site.port)
@@ -173,7 +173,7 @@ def test_homes_on_one_engine_serve_side_by_side_until_each_is_stopped(
     first, paths, engine = standing.served, site.paths, site.engine
     with pytest.raises(BusyError) as caught:
         site.start(newer, port=first.port)
-    assert f"the container {first.container}-front, a server of the home {first.home}" in caught.value.message
+    assert f"the container {first.container}-proxy, a server of the home {first.home}" in caught.value.message
     assert f"SPARKPIN_HOME={first.home} invoke stop" in caught.value.next_step
     said = heard()
     site.start(newer, port=site.port)
@@ -204,7 +204,7 @@ def test_the_half_that_is_down_is_named(site: FakeSite) -> None:
     server, front = (site.engine.client.containers.get(served.container + end) for end in ("", services.PROXY))
     front.kill()
     (now,) = [one for one in services.status(site.engine) if one.container == served.container]
-    assert not now.ready and status.words(now, server).startswith("the front is exited")
+    assert not now.ready and status.words(now, server).startswith("the proxy is exited")
     front.start()
     server.kill()
     server.reload()

@@ -7,6 +7,8 @@ import dataclasses
 import json
 import re
 import stat
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -25,7 +27,7 @@ from sparkpin.releases import container as running
 from sparkpin.releases import inside
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release, Releases
-from sparkpin.serve import crash_facts, launch, logs, memory_limit, service, status, switching, waiting
+from sparkpin.serve import crash_facts, launch, logs, memory_limit, proxy, service, status, switching, waiting
 from sparkpin.serve import served as services
 from sparkpin.serve.launch import Health
 from sparkpin.serve.memory_limit import Room
@@ -177,7 +179,7 @@ def test_ctrl_c_leaves_the_server_to_start(site: FakeSite, monkeypatch: pytest.M
     assert said[0] == f"{site.release.tag} already runs as {container.name}"
 
 
-LEFT = ("next", "switched", "front away", "front made", "both made")
+LEFT = ("next", "switched", "proxy away", "proxy made", "both made")
 
 
 @pytest.mark.parametrize("left", LEFT)
@@ -193,7 +195,7 @@ def test_what_a_killed_run_leaves_is_put_right(site: FakeSite, left: str) -> Non
     else:
         front.kill()
         front.rename(front.name + services.FORMER)
-        if left != "front away":
+        if left != "proxy away":
             made_like(site.engine, front, served.container + services.PROXY)
         if left == "both made":
             front.remove(v=True)
@@ -233,39 +235,107 @@ def test_one_that_nobody_reaches_leaves_the_former_one(
     assert parts_of(site) == [served.container, served.container + services.PROXY]
 
 
-def test_a_request_under_way_at_a_switch_gets_its_answer(
-    site: FakeSite, newer: Release, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From the server that has it, while the next one answers others."""
-    old = site.start(port=site.port)
-    with ThreadPoolExecutor() as pool, httpx.Client(trust_env=False, timeout=60) as client:
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_switch_loses_no_request(site: FakeSite, newer: Release, beside: bool) -> None:
+    """What is under way gets its answer from the server that has it; what comes meanwhile waits, or is answered."""
+    old, done = site.start(port=site.port), threading.Event()
 
-        def ask(words: str) -> int:
-            return client.post(f"{old.url}/completions", json={"prompt": words}).status_code
+    def ask(words: str) -> int:
+        return post(f"{old.url}/completions", words)
 
-        asked = pool.submit(ask, "slow")
-        monkeypatch.setattr(switching, "requests_under_way", lambda _: int(not asked.done()))
-        new = site.start(newer, beside=True)
-        assert asked.done() and asked.result() == 200 and ask("x") == 200
+    def ask_on() -> set[int]:
+        found = set()
+        while not done.is_set():
+            found.add(ask("x"))
+        return found
+
+    with ThreadPoolExecutor() as pool:
+        slow, others = pool.submit(ask, "slow"), [pool.submit(ask_on) for _ in range(3)]
+        until(lambda: slow.running())
+        new = site.start(newer, beside=beside)
+        assert slow.done() and slow.result() == 200 and ask("x") == 200
+        done.set()
+        assert [other.result() for other in others] == [{200}] * 3
     assert new.container == old.container and new.started != old.started
+
+
+def test_what_does_not_end_within_the_drain_is_broken_off(site: FakeSite, newer: Release) -> None:
+    """Nobody waits for a request that hangs, and vLLM itself would."""
+    old = site.start(port=site.port)
+    with ThreadPoolExecutor() as pool:
+        hung = pool.submit(post, f"{old.url}/completions", "hang")
+        hung = pool.submit(post, f"{old.url}/completions", "x")
+        time.sleep(1)
+        assert site.start(newer, beside=False, drain=1).ready
+        with pytest.raises(httpx.HTTPError):
+            hung.result()
+
+
+def test_other_settings_break_no_request(site: FakeSite) -> None:
+    """The proxy's container stays."""
+    old = site.start(port=site.port)
+    front = site.engine.client.containers.get(old.container + services.PROXY)
+    with ThreadPoolExecutor() as pool:
+        slow = pool.submit(post, f"{old.url}/completions", "slow")
+        time.sleep(1)
+        new = site.start(limit="body=1000", allow="/score")
+        assert not slow.done() and proxy.requests_under_way(front, "a") == 1, "of a worker from before, too"
+        assert slow.result() == 200
+    assert (new.allow, new.limits) == (("/score",), {"body": 1000})
+    until(lambda: post(f"{new.url}/completions", "x" * 1000) == 413)
+    assert site.engine.client.containers.get(front.name).id == front.id and proxy.requests_under_way(front, "b") == 0
+    front.kill()
+    assert proxy.requests_under_way(front, "a") is None, "which is not quiet"
+
+
+def post(url: str, prompt: str) -> int:
+    return httpx.post(url, json={"prompt": prompt}, trust_env=False, timeout=120).status_code
 
 
 def test_a_switch_that_is_broken_off_while_requests_end_leaves_the_former_one(
     site: FakeSite, newer: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without room for two nothing new comes in meanwhile: under steady load there would be no moment without any."""
-    old, meanwhile = site.start(port=site.port), list[int]()
+    """What waits then is answered."""
+    old = site.start(port=site.port)
+    with ThreadPoolExecutor() as pool:
+        asked = []
 
-    def ask() -> int:
-        return httpx.post(f"{old.url}/completions", json={"prompt": "x"}, trust_env=False, timeout=60).status_code
+        def broken_off(*_: object) -> None:
+            asked.append(pool.submit(post, f"{old.url}/completions", "x"))
+            time.sleep(1)
+            assert not asked[0].done(), "it waits for the next server"
+            raise KeyboardInterrupt
 
-    def broken_off(*_: object) -> None:
-        meanwhile.append(ask())
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(waiting, "quiet_moment", broken_off)
-    with pytest.raises(KeyboardInterrupt):
-        site.start(newer, beside=False)
-    until(lambda: ask() == 200, seconds=60)
-    assert meanwhile == [503] and parts_of(site) == [old.container, old.container + services.PROXY]
+        monkeypatch.setattr(waiting, "wait_quiet", broken_off)
+        with pytest.raises(KeyboardInterrupt):
+            site.start(newer, beside=False)
+        assert asked[0].result() == 200
+    assert parts_of(site) == [old.container, old.container + services.PROXY]
     assert site.start() == dataclasses.replace(old, health=site.start().health)
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_a_switch_that_nobody_waits_for_keeps_the_former_one_until_the_next_answers(
+    site: FakeSite, newer: Release, bad: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without room for two; the same command again ends it."""
+    old = site.start(port=site.port)
+    wanted = dataclasses.replace(newer, env={"FAKE_VLLM": "exit"}) if bad else newer
+    monkeypatch.setattr(waiting, "until_ready", interrupt)
+    with pytest.raises(waiting.Detached):
+        site.start(wanted, beside=False)
+    monkeypatch.undo()
+    assert old.container + services.FORMER in parts_of(site)
+    assert [s.container for s in services.status(site.engine) if s.home == str(site.paths.home)] == [old.container]
+    if bad:
+        with pytest.raises(SmokeError):
+            site.start(wanted, beside=False)
+    else:
+        assert site.start(wanted, beside=False).release == newer.tag
+    assert services.running_release(site.paths, site.engine, "fake") == (old.release if bad else newer.tag)
+    assert parts_of(site) == [old.container, old.container + services.PROXY]
+    assert post(f"{old.url}/completions", "x") == 200
+
+
+def interrupt(*_: object, **__: object) -> float:
+    raise KeyboardInterrupt
