@@ -34,6 +34,7 @@ import http.client
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -130,6 +131,7 @@ def run(argv: Sequence[str]) -> int:
         left.unlink(missing_ok=True)
     say(BEGUN)
     server = subprocess.Popen(argv)
+    threading.Thread(target=watch_engine, args=(server.pid,), daemon=True).start()
     signal.signal(signal.SIGUSR1, lambda *_: end(HUNG, "it answered no request any more"))
     if settings.get("floor"):
         threading.Thread(target=guard, daemon=True).start()
@@ -152,6 +154,24 @@ def run(argv: Sequence[str]) -> int:
             time.sleep(1)
         return 0
     return code
+
+
+def watch_engine(server: int) -> None:
+    """End the server with its engine process. By itself vLLM first answers 500 for a while, and ends its streams as if
+    they were whole; clients could not tell, and new requests are to wait for the next server (`serve/hold.lua`)."""
+    children, engine = Path(f"/proc/{server}/task/{server}/children"), None
+    while engine is None:
+        time.sleep(LOOK_SECONDS)
+        with contextlib.suppress(OSError):  # of its other children some end meanwhile; or the kernel has no pidfd
+            found = [child for child in children.read_text().split() if is_engine(child)]
+            engine = os.pidfd_open(int(found[0])) if found else None
+    select.select([engine], [], [])
+    say("its engine process has gone")
+    kill_others()
+
+
+def is_engine(process: str) -> bool:
+    return b"EngineCore" in Path(f"/proc/{process}/cmdline").read_bytes()
 
 
 def kill_others() -> None:

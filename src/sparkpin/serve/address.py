@@ -66,6 +66,12 @@ class Address:
         return AddressOptions(self.port, self.host, cert, self.tls_key or None, allow, limit)
 
     @property
+    def words(self) -> str:
+        """Its options for people: those that are not as they are by default."""
+        words = self.options.words
+        return " ".join(f"{name} {value}" for name, value in zip(words[::2], words[1::2], strict=True) if value != NONE)
+
+    @property
     def other_limits(self) -> dict[str, int]:
         """Those that are not as they come."""
         return {name: value for name, value in asdict(self.limits).items() if value != getattr(DEFAULT, name)}

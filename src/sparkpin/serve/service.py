@@ -156,7 +156,7 @@ def new_address(
     known, kept = address_of(front), kept_address(paths, release.recipe)
     address = options.applied(known or kept or Address.of_command(release.argv))
     if kept and not known:
-        say(f"the address is as it was before `invoke stop`: {' '.join(kept.options.words)}")
+        say(f"the address is as it was before `invoke stop`: {kept.words}")
     for path in set(address.allow) & RISKS.keys():
         say(f"warning: --allow {path}: {RISKS[path]}")
     keys.is_local(address.host)  # InputError for what is no address
@@ -300,5 +300,5 @@ def stop(paths: Paths, engine: Engine, recipe: str | None) -> tuple[str, ...]:
             proxy.drop_sockets(engine, name)
     for name in sorted({container.labels[LABEL] for container in chosen}):
         if kept := kept_address(paths, name):
-            say(f"kept for the next `invoke serve --recipe {name}`: {' '.join(kept.options.words)}")
+            say(f"kept for the next `invoke serve --recipe {name}`: {kept.words}")
     return tuple(str(container.name) for container in chosen if PROXY_LABEL not in container.labels)

@@ -263,12 +263,11 @@ def test_what_does_not_end_within_the_drain_is_broken_off(site: FakeSite, newer:
     """Nobody waits for a request that hangs, and vLLM itself would."""
     old = site.start(port=site.port)
     with ThreadPoolExecutor() as pool:
-        hung = pool.submit(post, f"{old.url}/completions", "hang")
+        assert post(f"{old.url}/completions", "hang") == 200
         hung = pool.submit(post, f"{old.url}/completions", "x")
         time.sleep(1)
         assert site.start(newer, beside=False, drain=1).ready
-        with pytest.raises(httpx.HTTPError):
-            hung.result()
+        assert hung.result() in (502, 503)
 
 
 def test_other_settings_break_no_request(site: FakeSite) -> None:
