@@ -1,6 +1,6 @@
 """A service of a real vLLM: many slow, idle and unsteady clients, and `serve` and `smoke` killed at any moment.
 
-These clients come by an address of this machine that is not 127.0.0.1, and to the front they have that address. Beside
+These clients come by an address of this machine that is not 127.0.0.1, and to the proxy they have that address. Beside
 them one who has the key asks by 127.0.0.1, which is another one to it. Times are those of a warm server: what comes
 late is tried again, since other work may be to blame.
 """
@@ -43,7 +43,7 @@ from sparkpin.smoke.server import own, prefix
 pytestmark = pytest.mark.slow
 
 ADDRESS = "192.0.2.1"  # for documentation (RFC 5737): nobody has it
-IDLE = 5  # seconds, as the front allows here
+IDLE = 5  # seconds, as the proxy allows here
 SECONDS, TRIES = 2.0, 3
 GENERATING = 10.0  # beside others for whom it generates, on cores that other tests have, too; a stall takes longer
 CANCELS, SLOW, OPEN = 200, 500, 2500
@@ -170,6 +170,7 @@ def test_slow_clients(site: Site, record_property: Callable[[str, object], None]
     """Who has the key, and sends a body byte by byte, gets its share of requests for as long as a body may take."""
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {site.key}\r\nContent-Length: 999\r\n"
+        "Content-Type: application/json\r\n"
     )
 
     async def slow() -> Counter[str]:
@@ -243,7 +244,7 @@ def coherent(site: Site, ports: set[int]) -> None:
         assert site.ask(site.key, port) in (200, 503, 0)
 
 
-def test_killed_while_the_front_is_replaced(site: Site, record_property: Callable[[str, object], None]) -> None:
+def test_killed_while_the_proxy_is_replaced(site: Site, record_property: Callable[[str, object], None]) -> None:
     first, ports = site.parts[0], (site.port, free_port())
     moves, back = site.serve(ports[1]), site.serve(ports[0])
     moves.done()

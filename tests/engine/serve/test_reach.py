@@ -27,7 +27,7 @@ from sparkpin.host.engine import Engine
 from sparkpin.serve import served as services
 from sparkpin.serve import service
 from sparkpin.serve.address import AddressOptions
-from sparkpin.serve.rules import PORT
+from sparkpin.serve.proxy import PORT
 
 pytest_plugins = ["fake_release"]
 
