@@ -29,6 +29,7 @@ def listening(path: Path) -> Iterator[int]:
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
+            links.append(self.request)
             with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as server:
                 server.connect(f"/proc/self/fd/{folder}/{path.name}")
                 there = threading.Thread(target=carry, args=(self.request, server))
@@ -36,6 +37,7 @@ def listening(path: Path) -> Iterator[int]:
                 carry(server, self.request)
                 there.join()
 
+    links = list[socket.socket]()
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler, bind_and_activate=False) as port:
@@ -47,5 +49,8 @@ def listening(path: Path) -> Iterator[int]:
                 yield int(port.server_address[1])
             finally:
                 port.shutdown()
+                for link in links:
+                    with contextlib.suppress(OSError):  # which has ended
+                        link.shutdown(socket.SHUT_RDWR)
     finally:
         os.close(folder)
