@@ -5,8 +5,8 @@ usage: python hostile.py RESULTS [--cpu MODEL] [--seconds N] [--only PATTERN] [J
 
 Runs in the folder that prepare.py made, as root, with `site`, `src`, `tests/support`, `mods/modkit` and `mods/guard` on
 PYTHONPATH (README.md).
-Each job is a process with a server and cores of its own. `front` jobs ask a server with mods/guard through our front:
-all requests by its own table, those at other paths once more with these opened, then front_trials. `bare` jobs send a
+Each job is a process with a server and cores of its own. `proxy` jobs ask a server with mods/guard through our proxy:
+all requests by its own table, those at other paths once more with these opened, then proxy_trials. `bare` jobs send a
 server without it what it refuses, and start it again when that has ended it. Beside each request, and after it, a
 control is asked. RESULTS/results.jsonl has a line for each. --cpu: in an image of the stack cpu, with its checkpoint.
 """
@@ -30,19 +30,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import front_trials
 import httpx
+import proxy_trials
 from request_trials import CHAT, HELLO, MODEL, TRIALS, Trial, attack, refused_before
 from run import COMMON, COMPILED, GRAPHS, MTP, OFF, cache
 
+from sparkpin.serve import proxy
+from sparkpin.serve.address import Address
 from sparkpin.serve.postmortem import first_error, relevant
-from sparkpin.serve.rules import KEY, PATHS, SETTINGS, SOCKET, SOCKETS, UPSTREAM, Limits
+from sparkpin.serve.proxy import ProxyOrder
+from sparkpin.serve.rules import PATHS, SOCKET, SOCKETS, Limits
 from sparkpin.smoke.scripts import CHAT as ANSWER
 
 HERE = Path(__file__).resolve().parent
 CONTROL = {"model": MODEL, "messages": HELLO, "max_tokens": 40, "temperature": 0}
-SECRET = "k" * 43  # no secret: the front's key of these trials
-START = "import sys; from sparkpin.serve import front; front.PORT = int(sys.argv[1]); front.main(*sys.argv[2:])"
+SECRET = "k" * 43  # no secret: the proxy's key of these trials
 LOGGED = re.compile(r'"([A-Z]+) (\S+) HTTP/1\.1" \d+')
 READY_S, GONE_S = 300, 20
 SECONDS = 2  # for a control's answer
@@ -70,14 +72,14 @@ class Job:
     """folder: of its socket; share: which of the bare trials, (first, step); cores: how many of 16."""
 
     stage: str
-    front: bool
+    proxied: bool
     folder: str
     cores: tuple[int, int]
     share: tuple[int, int] = (0, 1)
 
     @property
     def name(self) -> str:
-        return f"{'front' if self.front else 'bare'}-{self.stage}-{self.folder}"
+        return f"{'proxy' if self.proxied else 'bare'}-{self.stage}-{self.folder}"
 
 
 JOBS = (
@@ -90,7 +92,7 @@ JOBS = (
 
 
 class Victim:
-    """A server, and what is asked of it by way of `url` (a front), or on its socket."""
+    """A server, and what is asked of it by way of `url` (a proxy), or on its socket."""
 
     def __init__(self, job: Job, cpu: str | None, until: float, only: str) -> None:
         self.job, self.cpu, self.until, self.only, self.lives = job, cpu, until, only, 0
@@ -113,13 +115,13 @@ class Victim:
         command += ["--max-model-len", "2048", "--max-num-seqs", "4", "--reasoning-parser", "qwen3"]
         command += ["--enable-auto-tool-choice", "--tool-call-parser", "qwen3_coder", *arguments]
         guarded, more_paths = ["--middleware", "sparkpin_guard.Guard"], ["--enable-scale-out"]
-        command += guarded if self.job.front else more_paths
+        command += guarded if self.job.proxied else more_paths
         if self.cpu:
             command += ["--enforce-eager", "--no-enable-prefix-caching", "--distributed-executor-backend", "uni"]
         else:
             command += ["--kv-cache-memory-bytes", str(2 << 30), "--gpu-memory-utilization", "0.05"]
             command += ["--gdn-prefill-backend", "triton"]
-            command += ["--compilation-config", json.dumps(COMPILED if self.job.front else GRAPHS)]
+            command += ["--compilation-config", json.dumps(COMPILED if self.job.proxied else GRAPHS)]
             folders = {"VLLM_CACHE_ROOT": f"/tmp/vllm-{self.job.name}", "TRITON_CACHE_DIR": "/tmp/triton"}
             environment = COMMON | folders | environment
         self.socket.unlink(missing_ok=True)
@@ -194,16 +196,16 @@ class Victim:
 
 
 @contextlib.contextmanager
-def fronted(victim: Victim, port: int, limits: Limits, allow: list[str]) -> Iterator[Path]:
-    """A front as `serve` starts it; the folder has its log."""
-    folder = Path(f"front-{victim.job.name}-{port}")
-    folder.mkdir(exist_ok=True)
-    (folder / SETTINGS).write_text(json.dumps({"limits": dataclasses.asdict(limits), "allow": allow}))
-    (folder / KEY).write_text(SECRET)
-    (folder / UPSTREAM).write_text(victim.job.folder)
+def proxied(victim: Victim, port: int, limits: Limits, allow: list[str]) -> Iterator[Path]:
+    """A proxy as `serve` starts it, by the HAProxy on PATH; the folder has its log. A job's folder is its slot."""
+    folder = Path(f"proxy-{victim.job.name}-{port}").absolute()
+    (folder / proxy.STATE).mkdir(parents=True, exist_ok=True)
+    order = ProxyOrder("", "", "", "", Address(allow=tuple(allow), limits=limits), SECRET, None)
+    (folder / proxy.HOLD).write_bytes(order.files[proxy.HOLD])
+    (folder / proxy.CONFIG).write_text(order.config(str(folder), SOCKETS, f"127.0.0.1:{port}"))
+    (folder / proxy.SLOT).write_text(victim.job.folder)
     with (folder / "log").open("wb") as log:
-        arguments = [str(port), str(folder), SOCKETS]
-        process = subprocess.Popen([sys.executable, "-c", START, *arguments], stdout=log, stderr=log)
+        process = subprocess.Popen(["haproxy", "-db", "-f", folder / proxy.CONFIG], stdout=log, stderr=log)
     try:
         victim.url = f"http://127.0.0.1:{port}"
         for _ in range(100):
@@ -212,18 +214,18 @@ def fronted(victim: Victim, port: int, limits: Limits, allow: list[str]) -> Iter
                 break
             time.sleep(0.2)
         else:
-            raise RuntimeError(f"no answer of the front: {(folder / 'log').read_text()[-500:]}")
+            raise RuntimeError(f"no answer of the proxy: {(folder / 'log').read_text()[-500:]}")
         yield folder
     finally:
         victim.url = ""
         process.kill()
 
 
-def by_front(victim: Victim) -> Iterator[dict[str, Any]]:
+def by_proxy(victim: Victim) -> Iterator[dict[str, Any]]:
     port = 8200 + 10 * JOBS.index(victim.job)
     alone: list[float] = []
-    for way, allow in (("front", []), ("front, paths opened", ELSEWHERE)):
-        with fronted(victim, port, Limits(), allow):
+    for way, allow in (("proxy", []), ("proxy, paths opened", ELSEWHERE)):
+        with proxied(victim, port, Limits(), allow):
             alone += [victim.control() for _ in range(5)]
             for trial in TRIALS:
                 if not re.search(victim.only, trial.name):
@@ -241,13 +243,13 @@ def by_front(victim: Victim) -> Iterator[dict[str, Any]]:
         return
     before = victim.log.stat().st_size
     limits = dataclasses.replace(Limits(), per_second=1_000_000, idle=5)
-    with fronted(victim, port, limits, []):
+    with proxied(victim, port, limits, []):
         tried, through = 0, list[str]()
-        for trial in front_trials.trials(SECRET):
+        for trial in proxy_trials.trials(SECRET):
             if time.monotonic() < victim.until:
                 tried += 1
-                statuses = front_trials.sent(port, trial.raw)
-                through += [] if front_trials.refused(statuses) else [f"{trial.why}: {statuses}"]
+                statuses = proxy_trials.sent(port, trial.raw)
+                through += [] if proxy_trials.refused(statuses) else [f"{trial.why}: {statuses}"]
         ours = {("POST", CHAT)}
         reached = set(LOGGED.findall(victim.log.read_text(errors="replace")[before:])) - ours
         dead = victim.ended()
@@ -280,7 +282,7 @@ def routes(victim: Victim) -> Iterator[dict[str, Any]]:
     with victim.bare() as http:
         told = http.get("/openapi.json").json()["paths"]
     yield {"job": victim.job.name, "way": "openapi", "routes": {path: sorted(ways) for path, ways in told.items()}}
-    for path in sorted({*told, *front_trials.ROUTES} - PATHS.keys()):
+    for path in sorted({*told, *proxy_trials.ROUTES} - PATHS.keys()):
         for method in ("GET", "POST"):
             if time.monotonic() > victim.until:
                 return
@@ -301,7 +303,7 @@ def run(job: Job, cpu: str | None, until: float, only: str) -> None:
     with Path(f"{job.name}.jsonl").open("w") as file:
         try:
             print(job.name, f"ready after {victim.up():.0f} s", flush=True)
-            for found in by_front(victim) if job.front else directly(victim):
+            for found in by_proxy(victim) if job.proxied else directly(victim):
                 file.write(json.dumps(found) + "\n")
                 file.flush()
         except Exception as error:
@@ -332,7 +334,7 @@ def joined(files: list[str]) -> dict[str, Any]:
     for file in files:
         for line in map(json.loads, Path(file).read_text().splitlines()):
             if line.get("trial") in table and "control_s" in line:
-                ours = " by the front" if '"type": "front"' in line["said"] else ""
+                ours = " by the proxy" if '"type":"proxy"' in line["said"] else ""
                 said = [line["status"] + ours, max(line["control_s"], line.get("after_s", 0)), line["dead"]]
                 place = f"{line['job'][:-2]}{', opened' if 'opened' in line['way'] else ''}"
                 table[line["trial"]][place] = said if line["dead"] else said[:2]
@@ -371,7 +373,7 @@ def main() -> None:
     lines = [line for path in sorted(work.glob("*.jsonl")) for line in path.read_text().splitlines()]
     (out / "results.jsonl").write_text("\n".join(lines) + "\n")
     with tarfile.open(out / "logs.tar.xz", "w:xz", preset=1) as tar:
-        for path in sorted({*work.glob("*.log"), *work.glob("front-*/log")}):
+        for path in sorted({*work.glob("*.log"), *work.glob("proxy-*/log")}):
             tar.add(path)
     shown([json.loads(line) for line in lines])
     for job in jobs:
