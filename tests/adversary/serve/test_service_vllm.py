@@ -128,7 +128,7 @@ def site(main_job: Releases, stages: dict[str, Release], tmp_path_factory: pytes
     made = Site(paths, engine, stages, free_port())
     subprocess.run(["ip", "addr", "replace", f"{ADDRESS}/32", "dev", "lo"], check=True)
     try:
-        options = ("--host", "0.0.0.0", "--limit", f"per_second=1000000,idle={IDLE}")
+        options = ("--host", "0.0.0.0", "--limit", f"per_second=1000000,idle={IDLE},hold=1")
         begin = made.serve(made.port)
         replace(begin, line=[*begin.line, *options]).done()
         yield made

@@ -128,6 +128,22 @@ def test_a_rollback_serves_first_and_records_last(
     assert served == [first.tag, first.tag] and Releases(paths).current_tag("tiny") == first.tag
 
 
+@pytest.mark.usefixtures("tasks")
+def test_a_rollback_says_which_of_two_it_would_leave(
+    paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where another release is served than the current one, it would keep, and promote, what is to go."""
+    first, second = promoted(paths, engine, 2)
+    served: list[str] = []
+    monkeypatch.setattr(commands_serve, "serve", lambda paths, release: served.append(release))
+    monkeypatch.setattr(commands_releases, "running_release", lambda *_: first.tag)
+    with pytest.raises(InputError):
+        commands_releases.rollback(paths, recipe="tiny", serve=True)
+    assert served == [] and Releases(paths).current_tag("tiny") == second.tag
+    commands_releases.rollback(paths, to=first.tag, serve=True)
+    assert served == [first.tag] and Releases(paths).current_tag("tiny") == first.tag
+
+
 def test_a_rollback_leaves_what_somebody_promoted_meanwhile(paths: Paths, engine: Engine) -> None:
     first, second, third = promoted(paths, engine, 3)
     retention.promote(paths, engine, first)
