@@ -14,7 +14,7 @@ from sparkpin.pins.vllm_flags import flag_value
 from sparkpin.serve.rules import Limits
 
 NONE = "none"  # instead of a value: no longer
-GREATEST_BODY = 64 << 20
+GREATEST = {"body": 64 << 20, "connections": 65_536, "idle": 86_400, "hold": 86_400}  # the server's memory; HAProxy's
 DEFAULT = Limits()
 
 
@@ -157,11 +157,11 @@ def limits_of(text: str) -> Limits:
                 next_step=f"--limit {NONE} sets them as they are by default: {now}",
             )
     limits = Limits(**{name: int(value) for name, value in given.items()})
-    if limits.body > GREATEST_BODY:  # the server's memory is for a few of them
-        raise InputError(
-            f"--limit: got body={limits.body}, expected at most {GREATEST_BODY} bytes",
-            next_step=f"--limit body={GREATEST_BODY}",
-        )
+    for name, most in GREATEST.items():
+        if (value := getattr(limits, name)) > most:
+            raise InputError(
+                f"--limit: got {name}={value}, expected at most {most}", next_step=f"--limit {name}={most}"
+            )
     return limits
 
 

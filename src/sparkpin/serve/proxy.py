@@ -100,6 +100,7 @@ class ProxyOrder:
     @property
     def settings(self) -> dict[str, Any]:
         """Keyword arguments of the SDK's `containers.create`, as JSON takes them."""
+        files = 1024 + 4 * self.address.limits.connections  # HAProxy does not start with less than it may need
         box = running.sandbox({}, memory=MEMORY)
         del box["tmpfs"]
         return {
@@ -113,7 +114,7 @@ class ProxyOrder:
                 Mount(target=SOCKETS, source=self.name, type="volume", read_only=True),
             ],
             "restart_policy": {"Name": "on-failure"},
-            "ulimits": [Ulimit(name="nofile", soft=8192, hard=8192)],
+            "ulimits": [Ulimit(name="nofile", soft=files, hard=files)],
             **box | {"pids_limit": 64, "working_dir": "/"},
         }
 

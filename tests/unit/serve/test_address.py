@@ -50,6 +50,7 @@ WRONG = (
     {"tls_cert": "", "tls_key": ""},
     *({"allow": text} for text in ("", "score", "/", "/a b", "/../x", "/a/./b", "/a?b", "/a,", "//a", "/a\n")),
     *({"limit": text} for text in ("", "x=1", "requests", "requests=0", "requests=-1", "requests=1.5", "requests=x")),
+    *({"limit": text} for text in ("body=99999999", "idle=86401", "hold=86401", "connections=65537")),
 )
 
 
