@@ -49,9 +49,9 @@ HERE = Path(__file__).parent
 SETTINGS = "settings.json"
 RESTARTS = HERE / "state/restarts"  # their number, since the last time that all were there again
 STATE = Path("/tmp/sparkpin")  # a tmpfs: empty again at each start
-HUNG, UNASKED, PEER_LOST, NO_RESERVE, OUT_OF_MEMORY = 70, 71, 72, 73, 137
+HUNG, UNASKED, PEER_LOST, NO_RESERVE, ENGINE_GONE, OUT_OF_MEMORY = 70, 71, 72, 73, 74, 137
 """Exit codes. 71: ended with 0 though nobody asked; 72: another machine of the pair has gone; 73: the machine had too
-little memory left, 137: its limit had none."""
+little memory left, 137: its limit had none; 74: vLLM's engine process has gone."""
 STAYS_DOWN = "stays down"  # how the last line of the log begins then
 METRICS_SECONDS = 5.0
 PATIENCE = 10.0  # seconds for a token; a server that takes longer has to move its counters meanwhile
@@ -122,6 +122,11 @@ def run(argv: Sequence[str]) -> int:
     def cut(*_: object) -> None:
         end(PEER_LOST, "the machine with torch's store does not answer any more")
 
+    def follow_engine(pid: int) -> None:
+        wait_for_engine(pid)
+        if not causes:
+            kill_others() if killed_for_memory() else end(ENGINE_GONE, "its engine process has gone")
+
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     settings = load_settings()
@@ -131,7 +136,7 @@ def run(argv: Sequence[str]) -> int:
         left.unlink(missing_ok=True)
     say(BEGUN)
     server = subprocess.Popen(argv)
-    threading.Thread(target=watch_engine, args=(server.pid,), daemon=True).start()
+    threading.Thread(target=follow_engine, args=(server.pid,), daemon=True).start()
     signal.signal(signal.SIGUSR1, lambda *_: end(HUNG, "it answered no request any more"))
     if settings.get("floor"):
         threading.Thread(target=guard, daemon=True).start()
@@ -156,18 +161,19 @@ def run(argv: Sequence[str]) -> int:
     return code
 
 
-def watch_engine(server: int) -> None:
-    """End the server with its engine process. By itself vLLM first answers 500 for a while, and ends its streams as if
-    they were whole; clients could not tell, and new requests are to wait for the next server (`serve/hold.lua`)."""
+def wait_for_engine(server: int) -> None:
+    """Until the engine process of a server that was ready has gone. By itself vLLM then answers 500 for a while, and
+    ends its streams as if they were whole; clients could not tell, and new requests are to wait for the next server
+    (`serve/hold.lua`)."""
     children, engine = Path(f"/proc/{server}/task/{server}/children"), None
     while engine is None:
         time.sleep(LOOK_SECONDS)
+        if not (STATE / "ready").exists():
+            continue  # why it did not start, vLLM itself says best
         with contextlib.suppress(OSError):  # of its other children some end meanwhile; or the kernel has no pidfd
             found = [child for child in children.read_text().split() if is_engine(child)]
             engine = os.pidfd_open(int(found[0])) if found else None
     select.select([engine], [], [])
-    say("its engine process has gone")
-    kill_others()
 
 
 def is_engine(process: str) -> bool:
