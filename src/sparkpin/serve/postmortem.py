@@ -20,6 +20,7 @@ TAIL_LINES = 12
 DIVIDES = f"sparkpin: {BEGUN}\n".encode()
 ENDED = b"\nsparkpin: ended"  # process 1's, of a server that ended by itself
 READ_LINES = 5000
+LINE = 4096  # characters of one: a program may write megabytes without an end, and patterns take longer than that
 PREFIX = re.compile(
     r"^(?P<process>\([\w =]+\)\s)?(?:\[rank\d+\]: ?)?"
     r"(?:(?P<level>[A-Z]+)(?: \d\d-\d\d \d\d:\d\d:\d\d (?:\.\.\.)?\[[^\]]*\] ?|: +))?"
@@ -37,7 +38,7 @@ CONSEQUENCE = re.compile(
     r"WorkerProc (?:initialization failed|hit an)|Executor failed|died unexpectedly|Got fatal signal from worker|"
     r"Internal Server Error"
 )
-ERROR = re.compile(r"\b(?:[Ee]rror|ERROR|fatal|FATAL|Segmentation fault|Killed|died)\b|\w+(?:Error|Exception)\b")
+ERROR = re.compile(r"\b(?:[Ee]rror|ERROR|fatal|FATAL|Segmentation fault|Killed|died)\b|\w(?:Error|Exception)\b")
 TRACEBACK = "Traceback (most recent call last):"
 VALIDATION = re.compile(r"\d+ validation errors? for \w+")  # pydantic: the reason follows, in lines of its own
 KIND = re.compile(r" \[type=.*")  # pydantic's, after the reason
@@ -93,7 +94,8 @@ def until_death(log: bytes) -> bytes:
 
 def relevant(log: bytes) -> list[str]:
     """The last lines, from the last request on that was answered before it died: until then it was well."""
-    lines = [line.rstrip("\r") for line in last_death(log).decode(errors="replace").splitlines()][-READ_LINES:]
+    lines = last_death(log).decode(errors="replace").splitlines()[-READ_LINES:]
+    lines = [line[:LINE].rstrip("\r") for line in lines]
     end = next((place for place, line in enumerate(lines) if DEAD.search(line)), len(lines))
     last = max((place for place, line in enumerate(lines[:end]) if ANSWERED.search(line)), default=-1)
     rest = lines[last + 1 :]

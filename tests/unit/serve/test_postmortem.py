@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -145,6 +146,13 @@ def test_of_a_server_that_was_started_again_the_life_that_ended_counts() -> None
     lines = report(dead(log, "is running", restarts=1))
     assert lines[0].endswith("is running; Docker started it again once")
     assert "/dev/shm" in lines[1]
+
+
+def test_a_line_without_an_end_takes_no_time() -> None:
+    """An image in a request is a word of a million letters: patterns that begin anew at each took minutes."""
+    begin = time.process_time()
+    assert report(dead("A" * 1_000_000 + "\nValueError: late\n" + END))[1].endswith("ValueError: late")
+    assert time.process_time() - begin < 2
 
 
 def test_a_line_of_information_is_no_cause() -> None:
