@@ -53,7 +53,7 @@ class Linked(Container):  # type: ignore[misc, unused-ignore]
 
     def _remove(self, one: Container, **options: Any) -> None:
         for machine, peer in self.peers:
-            if peer is one:
+            if peer is one and one.labels.get(GROUP_LABEL) == self.labels.get(GROUP_LABEL):  # else of an earlier start
                 crash_facts.keep_evidence(one, self, folder_at(self, machine))
         Container.remove(one, **options)
 

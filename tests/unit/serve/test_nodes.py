@@ -140,15 +140,25 @@ def test_what_another_machine_s_server_left_is_kept_under_its_own_rank(
 ) -> None:
     """Rank 1 is away: fault 8 of a review, ranks by the place in a list that lacks those that are away."""
     labels = {linked.NODES_LABEL: Nodes(("here", "ssh://b", "ssh://c")).text, HOME_LABEL: str(tmp_path)}
-    labels |= {"sparkpin.serve": "p", "sparkpin.release": PAIR.tag}
+    labels |= {"sparkpin.serve": "p", "sparkpin.release": PAIR.tag, linked.GROUP_LABEL: "g"}
     dead = {"State": {"Status": "exited", "ExitCode": 72}, "HostConfig": {}, "Config": {"Labels": {}}}
     log = b"sparkpin: starting the server\nsparkpin: ended: a worker has gone from torch's store\n"
-    peer: Any = MagicMock(attrs=dead, labels={}, logs=lambda **_: log)
+    peer: Any = MagicMock(attrs=dead, labels={linked.GROUP_LABEL: "g"}, logs=lambda **_: log)
     first: Any = SimpleNamespace(attrs={"Config": {"Labels": labels}}, client=None, collection=None)
     both = linked.Linked(first, [(nodes.Machine("ssh://c", MagicMock()), peer)])
     monkeypatch.setattr(linked.Container, "remove", lambda self, **options: None)
     both.remove()
     assert (tmp_path / "serve/p/base-1/machine-2" / crash_facts.LOG).read_bytes() == log
+
+
+def test_what_an_earlier_pair_left_goes_with_a_server_of_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its machine was away when the recipe's next server was started."""
+    removed = list[str]()
+    monkeypatch.setattr(linked.Container, "remove", lambda self, **options: removed.append(self.name))
+    first: Any = SimpleNamespace(attrs={"Name": "/first", "Config": {"Labels": {}}}, client=None, collection=None)
+    peer: Any = SimpleNamespace(name="peer", labels={linked.GROUP_LABEL: "g"})
+    linked.Linked(first, [(nodes.Machine("ssh://c", MagicMock()), peer)]).remove()
+    assert sorted(removed) == ["first", "peer"]
 
 
 def test_a_machine_that_is_connected_is_not_asked_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
