@@ -87,7 +87,7 @@ def run(argv: Sequence[str]) -> int:
     causes: list[int] = []  # exit codes of what ended it; 0: it was asked to
     over = threading.Event()
     known: set[str] = set()  # connections of all machines to torch's store
-    own: set[str] = set()  # that of this process
+    own: dict[str, socket.socket] = {}  # that of this process
 
     def stop(number: int, _: object) -> None:
         if server is None:
@@ -104,7 +104,7 @@ def run(argv: Sequence[str]) -> int:
         kill_others()
 
     def look(*_: object) -> None:
-        now = connections(settings["store"]) - own
+        now = connections(settings["store"]) - own.keys()
         gone = {one[:8] for one in known} - {one[:8] for one in known & now}  # who came again meanwhile has gone, too
         if gone:
             end(PEER_LOST, "a worker has gone from torch's store, here or on another machine")
@@ -150,6 +150,9 @@ def run(argv: Sequence[str]) -> int:
     over.set()
     signal.setitimer(signal.ITIMER_REAL, 0)
     kill_others()
+    for link in own.values():  # rank 0 takes a machine that waits at its limit for one that is there
+        with contextlib.suppress(OSError):
+            link.shutdown(socket.SHUT_RDWR)
     code = outcome(code, causes)
     if code and restarts() >= (allowed := load_settings()["restarts"]):
         say(f"{STAYS_DOWN}: it has been started again {allowed} times")
@@ -209,15 +212,15 @@ def connections(store: Sequence[Any]) -> set[str]:
     return found
 
 
-def hold(store: Sequence[Any], own: set[str]) -> None:
+def hold(store: Sequence[Any], own: dict[str, socket.socket]) -> None:
     """Signal this process when a connection of its own to torch's store breaks, though nobody has closed it. own: gets
-    that connection, as `connections` writes it."""
+    that connection, by its name as `connections` writes it."""
     try:
         with socket.create_connection(tuple(store), timeout=KEEPALIVE[1][2]) as link:
             for option in KEEPALIVE:
                 link.setsockopt(*option)
             address, port = link.getsockname()
-            own.add(f"{int.from_bytes(socket.inet_aton(address), sys.byteorder):08X}:{port:04X}")
+            own[f"{int.from_bytes(socket.inet_aton(address), sys.byteorder):08X}:{port:04X}"] = link
             link.settimeout(None)
             link.recv(1)  # the store sends nothing unasked; its end is seen in the kernel's table
     except OSError:

@@ -81,6 +81,33 @@ def test_below_the_machine_s_reserve_it_ends_the_server(
     assert lives(None, None, 2, floor=1 << 30) == code
 
 
+def test_a_worker_that_stays_down_has_left_the_store(lives: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 would take it for one that is there, and wait for its next step."""
+    handlers: dict[int, Any] = {}
+    held, left, (ours, theirs) = threading.Event(), list[bytes](), socket.socketpair()
+    theirs.settimeout(5)
+
+    def hold(_: Any, own: dict[str, socket.socket]) -> None:
+        own["its own"] = ours
+        held.set()
+
+    def reap(_: int) -> int:
+        handlers[signal.SIGALRM]()
+        return int(held.wait(5))
+
+    def sleep(_: float) -> None:
+        left.append(theirs.recv(1))
+        handlers[signal.SIGTERM](signal.SIGTERM, None)
+
+    monkeypatch.setattr(inside.signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(inside, "connections", lambda _: {"0200000A:C7A6"})
+    for name, value in {"hold": hold, "reap": reap}.items():
+        monkeypatch.setattr(inside, name, value)
+    monkeypatch.setattr(inside.time, "sleep", sleep)
+    with ours, theirs:
+        assert lives(1, 0, 1) == 0 and left == [b""]
+
+
 def test_a_full_disk_costs_no_more_than_the_count(lives: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert lives(None, 1, 3) == 1
 
@@ -138,7 +165,7 @@ def test_a_connection_to_the_store_that_breaks_is_told_from_one_that_is_closed(
 ) -> None:
     """Reset, as by a machine that has been started again; the silence of one without power, which takes half a minute,
     is in tests/engine/serve/test_pair.py."""
-    sent, own, address = list[int](), set[str](), store.getsockname()
+    sent, own, address = list[int](), dict[str, socket.socket](), store.getsockname()
     monkeypatch.setattr(inside, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(inside.os, "kill", lambda pid, number: sent.append(number))
     if how == "refused":
@@ -147,8 +174,8 @@ def test_a_connection_to_the_store_that_breaks_is_told_from_one_that_is_closed(
     thread.start()
     if how != "refused":
         link, other = store.accept()
-        until(lambda: own != set())
-        assert own == {f"0100007F:{other[1]:04X}"}, "as the kernel's table has it"
+        until(lambda: own != {})
+        assert own.keys() == {f"0100007F:{other[1]:04X}"}, "as the kernel's table has it"
         if how == "reset":
             link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         link.close()
