@@ -20,6 +20,7 @@ from sparkpin.releases import container as running
 from sparkpin.releases.container import GIB, TMPFS_BYTES
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release
+from sparkpin.releases.runs_here import uses_gpu
 
 HOST_RESERVE = hosts.HOST_RESERVE
 SLACK = 2 * GIB
@@ -53,7 +54,8 @@ def room_for(paths: Paths, engine: Engine, release: Release, checkpoint: Path, f
         plan = plan_of(paths, release, machine)
     except SparkpinError as error:
         needed = running.memory_limit(engine, checkpoint)
-        return Room(needed, min(needed, most), None, str(error.message))
+        limit = running.memory_limit(engine, checkpoint, gpus=uses_gpu(paths, release))
+        return Room(needed, min(limit, most), None, str(error.message))
     limit = plan.needed + running.folder_size(checkpoint) + TMPFS_BYTES + SLACK
     if plan.settings.platform == "cuda":
         limit = running.memory_limit(engine, checkpoint, gpus=True)

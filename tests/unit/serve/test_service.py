@@ -11,9 +11,10 @@ import pytest
 from heard import heard
 from memory_samples import SPARK, plan_122b
 
-from sparkpin.core.errors import HostError, InputError
+from sparkpin.core.errors import HostError, InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.memory.plan import Machine, MemoryPlan
+from sparkpin.releases.container import COMPILER, compiler_jobs
 from sparkpin.releases.record import Release
 from sparkpin.serve import keys, memory_limit, unit
 
@@ -78,6 +79,25 @@ def test_a_machine_s_plan_is_of_its_own_memory(monkeypatch: pytest.MonkeyPatch, 
     assert [(one.total, one.free) for one in seen] == [(SPARK.total, 100 << 30)]
     assert room.hints == ("--gpu-memory-utilization 0.76 asks for no more than is free",)
     assert room.limit < room.needed
+
+
+def test_without_a_plan_the_limit_holds_the_compilers_of_a_first_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """MAX_JOBS counts on it, whatever the weights are."""
+
+    def plan_of(*_: Any) -> MemoryPlan:
+        raise ManifestError("r.yaml", "layer_types", "sliding_attention", "full_attention")
+
+    monkeypatch.setattr(memory_limit, "plan_of", plan_of)
+    engine: Any = SimpleNamespace(client=SimpleNamespace(info=lambda: {"MemTotal": SPARK.total}))
+    release: Any = None
+    limits = list[int]()
+    for gpus in (False, True):
+        monkeypatch.setattr(memory_limit, "uses_gpu", lambda *_, gpus=gpus: gpus)
+        limits.append(memory_limit.room_for(Paths(tmp_path, tmp_path, tmp_path), engine, release, tmp_path).limit)
+    compilers = compiler_jobs(SPARK.total, tmp_path) * COMPILER
+    assert limits[0] < compilers < limits[1]
 
 
 def test_two_fit_at_once_only_where_a_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
