@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from sparkpin.core import terminal
-from sparkpin.core.errors import InputError, SparkpinError
+from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
@@ -33,14 +33,12 @@ LOOK_SECONDS = 0.5
 def logs(paths: Paths, engine: Engine, recipe: str | None, *, lines: int, follow: bool) -> None:
     """The server's own words, of several machines with the name of each before its lines; where its container went with
     a start that failed, those that were kept."""
-    try:
-        container = service_of(paths, engine, recipe)
-    except InputError:
-        if kept := newest_log(paths, recipe):
-            terminal.say(f"nothing runs; of the last server that failed: {kept}")
-            write(told_to_people(kept.read_bytes())[-lines:] if lines else [])
-            return
-        raise
+    runs = any(recipe in (None, one.labels[LABEL]) for one in own_services(paths, engine))
+    if not runs and (kept := newest_log(paths, recipe)):
+        terminal.say(f"nothing runs; of the last server that failed: {kept}")
+        write(told_to_people(kept.read_bytes())[-lines:] if lines else [])
+        return
+    container = service_of(paths, engine, recipe)
     its, name = linked.nodes_of(container), container.labels[LABEL]
     with nodes.reached(its.urls if its else ()) as (machines, away), engine_errors():
         for url, error in away.items():

@@ -4,13 +4,18 @@ tests/engine/serve/test_serving.py."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import docker.errors
 import pytest
 
+from sparkpin.core.errors import InputError
+from sparkpin.core.paths import Paths
 from sparkpin.releases.inside import STAYS_DOWN
-from sparkpin.serve import logs
+from sparkpin.serve import crash_facts, logs, status
+from sparkpin.serve.served import LABEL
 
 
 @pytest.fixture(autouse=True)
@@ -80,3 +85,21 @@ def test_it_ends_once_nothing_comes_after(monkeypatch: pytest.MonkeyPatch) -> No
     assert "stays down" in logs.follow_log(lambda: down, 1, "")
     removed: Any = Service("b", ["x\n"])
     assert "removed" in logs.follow_log(lambda: removed if removed.streams else None, 1, "")
+
+
+def test_a_kept_log_stands_for_no_server_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two that run one has to be named."""
+    paths, run = Paths(tmp_path, tmp_path, tmp_path), list[Any]()
+    kept = tmp_path / "serve/a/base-1" / crash_facts.LOG
+    kept.parent.mkdir(parents=True)
+    kept.write_text("why\n")
+    for module in (logs, status):
+        monkeypatch.setattr(module, "own_services", lambda *_: run)
+    engine: Any = None
+    logs.logs(paths, engine, None, lines=9, follow=False)
+    assert capsys.readouterr().out == "why\n"
+    run += [SimpleNamespace(labels={LABEL: name}) for name in "ab"]
+    with pytest.raises(InputError):
+        logs.logs(paths, engine, None, lines=9, follow=False)
