@@ -131,8 +131,11 @@ def yarn_notes(config: Mapping[str, Any]) -> Iterator[str]:
     """vLLM counts no factor of YaRN, as the config's positions are meant to hold it."""
     rope = text_of(config).get("rope_parameters")
     if isinstance(rope, dict) and rope.get("rope_type") == "yarn":
-        reach = int(rope["original_max_position_embeddings"] * rope["factor"])
-        yield f"YaRN reaches {reach:,} positions and changes short prompts, too (docs/memory.md#a-million-tokens)"
+        base, factor = (rope.get(name) for name in ("original_max_position_embeddings", "factor"))
+        reach = ""
+        if isinstance(base, int) and isinstance(factor, int | float):  # vLLM refuses a config that lacks one
+            reach = f"reaches {int(base * factor):,} positions and "
+        yield f"YaRN {reach}changes short prompts, too (docs/memory.md#a-million-tokens)"
 
 
 def as_if(argv: list[str], env: dict[str, str], nodes: int, *, gpu: bool) -> tuple[list[str], dict[str, str]]:

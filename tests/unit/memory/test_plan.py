@@ -35,7 +35,7 @@ from sparkpin.core.terminal import gib
 from sparkpin.memory import estimates
 from sparkpin.memory.cache import FORMATS, lay_out, slot_bytes
 from sparkpin.memory.geometry import read_geometry
-from sparkpin.memory.inputs import as_if, overridden
+from sparkpin.memory.inputs import as_if, overridden, yarn_notes
 from sparkpin.memory.plan import Machine, make_plan
 from sparkpin.memory.settings import GIB, CommandLine, read_settings
 from sparkpin.memory.text import log_line, notes, title, to_json
@@ -250,6 +250,12 @@ def test_what_hf_overrides_change_is_the_config_s() -> None:
         words = ["vllm", "serve", "/model", "--hf-overrides", json.dumps({"text_config": text})]
         found = overridden(config, CommandLine(words, {}, "recipes/r.yaml"))
         assert found["text_config"] == {"max_position_embeddings": positions, "hidden_size": 1} | text
+
+
+def test_how_far_yarn_reaches_is_noted_where_the_config_says_it() -> None:
+    rope = {"rope_type": "yarn", "factor": 4.0}
+    assert "262,144" in next(yarn_notes({"rope_parameters": rope | {"original_max_position_embeddings": 65_536}}))
+    assert len([*yarn_notes({"rope_parameters": rope})]) == 1, "vLLM refuses it; a plan is none the worse"
 
 
 def test_what_does_not_fit_comes_with_what_would() -> None:
