@@ -138,7 +138,7 @@ def test_a_server_keeps_what_was_made_with_it_and_the_rest_goes(monkeypatch: pyt
 def test_what_another_machine_s_server_left_is_kept_under_its_own_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 1 is away: fault 8 of a review, ranks by the place in a list that lacks those that are away."""
+    """Rank 1 is away: the place in the list of those that answer is no rank."""
     labels = {linked.NODES_LABEL: Nodes(("here", "ssh://b", "ssh://c")).text, HOME_LABEL: str(tmp_path)}
     labels |= {"sparkpin.serve": "p", "sparkpin.release": PAIR.tag, linked.GROUP_LABEL: "g"}
     dead = {"State": {"Status": "exited", "ExitCode": 72}, "HostConfig": {}, "Config": {"Labels": {}}}
