@@ -57,7 +57,7 @@ def small_project() -> Path:
         weights.unlink()
     path = project / LOCK
     lock = json.loads(path.read_text())
-    lock["debs"] = lock["debs"][:3]
+    lock["debs"] = lock["debs"][1:4]  # bash among them
     lock["wheels"] = [row for row in lock["wheels"] if row["name"] in WHEELS]
     path.write_text(json.dumps(lock))
     return project

@@ -58,6 +58,7 @@ PATIENCE = 10.0  # seconds for a token; a server that takes longer has to move i
 SETTINGS_SECONDS = 5.0  # in which the host has written its file
 LOOK_SECONDS = 1  # between two looks for the other machines
 GUARD_SECONDS = 0.25  # between two looks at the machine's memory, which a server may take gigabytes of in a second
+MEMORY_SECONDS = 120  # that a start waits for what the machine is to keep
 MEMINFO = Path("/proc/meminfo")  # proc(5): of the machine, in a container, too
 PROMPT = "The sky is blue and the grass is"  # one token alone ends vLLM 0.32's engine on a CPU (causal_conv1d)
 BEGUN = "starting the server"  # divides the log into lives: Docker keeps one log over all restarts
@@ -135,6 +136,7 @@ def run(argv: Sequence[str]) -> int:
     for left in (Path(settings["socket"]), down):  # of its last life
         left.unlink(missing_ok=True)
     say(BEGUN)
+    await_memory(settings.get("floor", 0))
     server = subprocess.Popen(argv)
     threading.Thread(target=follow_engine, args=(server.pid,), daemon=True).start()
     signal.signal(signal.SIGUSR1, lambda *_: end(HUNG, "it answered no request any more"))
@@ -162,6 +164,16 @@ def run(argv: Sequence[str]) -> int:
             time.sleep(1)
         return 0
     return code
+
+
+def await_memory(floor: int) -> None:
+    """While another program has the memory: a server that is ended at once uses up its restarts in seconds."""
+    for waited in range(MEMORY_SECONDS):
+        if available() >= floor:
+            return
+        if not waited:
+            say(f"waits for {floor >> 20} MiB of the machine's memory, up to {MEMORY_SECONDS} s")
+        time.sleep(1)
 
 
 def wait_for_engine(server: int) -> None:

@@ -58,4 +58,4 @@ def test_build_up_and_plan_say_it(copy: CheckoutHere) -> None:
     result = copy.invoke("build", DOCKER_HOST="unix:///nowhere/docker.sock")
     assert result.returncode != 0 and WANTED in result.stderr
     assert WANTED in copy.invoke("up", "--dry-run").stderr
-    assert WANTED in copy.done("plan", "--memory", "32GB")
+    assert WANTED in copy.invoke("plan", "--memory", "32GB").stderr

@@ -70,15 +70,25 @@ def test_at_its_limit_it_ends_with_0_and_says_so(
 def test_below_the_machine_s_reserve_it_ends_the_server(
     lives: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int, code: int
 ) -> None:
-    """Or the server ends by itself, a moment later."""
+    """Or the server ends by itself, a moment later. It does not start before so much is left."""
     killed = threading.Event()
     meminfo = tmp_path / "meminfo"
-    meminfo.write_text(f"MemTotal:  9999999 kB\nMemFree: 1 kB\nMemAvailable:   {left // 1024} kB\nBuffers: 1 kB\n")
+
+    def have(left: int) -> None:
+        meminfo.write_text(f"MemTotal:  9999999 kB\nMemFree: 1 kB\nMemAvailable:   {left // 1024} kB\nBuffers: 1 kB\n")
+
+    def reap(_: int) -> int:
+        have(left)
+        return -9 if killed.wait(0.5) else 7
+
+    have(0)
     monkeypatch.setattr(inside, "MEMINFO", meminfo)
     monkeypatch.setattr(inside, "GUARD_SECONDS", 0.01)
     monkeypatch.setattr(inside.os, "kill", lambda *_: killed.set())
-    monkeypatch.setattr(inside, "reap", lambda pid: -9 if killed.wait(0.5) else 7)
-    assert lives(None, None, 2, floor=1 << 30) == code
+    monkeypatch.setattr(inside, "reap", reap)
+    slept = list[float]()  # until another program has ended
+    monkeypatch.setattr(inside.time, "sleep", lambda seconds: (slept.append(seconds), have(1 << 30)))
+    assert (lives(None, None, 2, floor=1 << 30), slept) == (code, [1])
 
 
 def test_a_worker_that_stays_down_has_left_the_store(lives: Any, monkeypatch: pytest.MonkeyPatch) -> None:
