@@ -44,15 +44,19 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def test_promote(paths: Paths, record_property: Callable[[str, object], None]) -> None:
+@pytest.mark.parametrize("task", ["promote", "rollback"])
+def test_what_is_current(task: str, paths: Paths, record_property: Callable[[str, object], None]) -> None:
     records = Releases(paths)
     tags = [records.get(stage, RECIPE).tag for stage in ("v2", "v2-tq")]
-    back, there = (Victim(["promote", tag]) for tag in tags)
-    there.done()
-    for _ in there.kills(KILLS, back.done):
+    first, then = (Victim(["promote", tag]) for tag in tags)
+    first.done()
+    then.done()
+    wanted = tags[0] if task == "rollback" else tags[1]
+    change, back = (Victim(["rollback", "--to", wanted]), then) if task == "rollback" else (then, first)
+    for _ in change.kills(KILLS, back.done):
         assert records.current_tag(RECIPE) in tags and not records.readable(RECIPE)[1]
-        there.done()
-        assert records.current_tag(RECIPE) == tags[1]
+        change.done()
+        assert records.current_tag(RECIPE) == wanted
         assert not list((paths.home / "releases" / RECIPE).glob(f"{PARTIAL}*"))
     record_property("trials", KILLS)
 

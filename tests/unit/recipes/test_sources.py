@@ -299,6 +299,7 @@ if CASES.is_dir():  # a clone alone has none of them
             ("models/01-qwen3.8-27b-docker-run/run.sh", []),
             ("models/02-coder-next-docker-run/run.sh", ["--model"]),
             ("models/05-glm-5.3-flash-exl3/recipe.yaml", ["--quantization exl3", "--chat-template", "draft model"]),
+            ("models/06-flash-next-table-on-disk/recipe.yaml", ["VLLM_PLE_MMAP"]),
             ("models/08-export-path/recipe.yaml", ["--max-num-partial-prefills"]),
             ("models/09-wrong-tool-parser/recipe.yaml", []),
         ],
