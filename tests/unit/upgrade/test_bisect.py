@@ -237,7 +237,7 @@ def remade(tmp_path_factory: pytest.TempPathFactory) -> Remade:
 def test_each_combination_is_an_image_of_its_own(remade: Remade) -> None:
     """A remark in a stage decides no image, so it is no change. Only the ends are images that are there."""
     paths, plan = remade
-    ids = ["mod hybrid-int4-fp8", "wheel networkx", "deb adduser", "file dockerfiles/mods.Dockerfile.j2"]
+    ids = ["mod hybrid-int4-fp8", "wheel networkx", "deb base-files", "file dockerfiles/mods.Dockerfile.j2"]
     assert plan.mixture and ([change.id for change in plan.changes], plan.note) == (ids, "")
     ends = [plan.combine(paths, chosen).image for chosen in ((), plan.changes)]
     assert ends == [plan.good.image, plan.bad.image]
