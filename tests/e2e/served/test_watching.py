@@ -69,9 +69,12 @@ def test_prometheus_scrapes_it_and_answers_each_panel(watched: tuple[Served, Pat
 
 def number(client: httpx.Client, port: int, query: str) -> bool:
     try:
-        said = client.get(f"http://127.0.0.1:{port}/api/v1/query", params={"query": query}).json()
+        answer = client.get(f"http://127.0.0.1:{port}/api/v1/query", params={"query": query})
     except httpx.ConnectError:
         return False
+    if answer.status_code == 503:  # it starts
+        return False
+    said = answer.json()
     assert said["status"] == "success", said
     answers = [row["value"][1] for row in said["data"]["result"]]
     return bool(answers) and ("prefix_cache" in query or "NaN" not in answers)  # this model keeps no prefixes: 0 of 0

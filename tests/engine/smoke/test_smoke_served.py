@@ -53,7 +53,7 @@ def test_a_server_that_passes_goes_on_and_leaves_the_evidence_of_any_smoke_test(
     assert exchanges[0]["path"] == "/v1/completions" and "k" * 20 not in (folder / "exchanges.jsonl").read_text()
 
 
-@pytest.mark.parametrize(("fault", "failed"), [("dies", "chat: "), ("exit", "start: "), ("without-mods", "mods: ")])
+@pytest.mark.parametrize(("fault", "failed"), [("dies", "chat"), ("exit", "start: "), ("without-mods", "mods: ")])
 def test_what_is_wrong_with_the_server_is_in_its_record_and_its_log_is_kept(
     site: FakeSite, fault: str, failed: str
 ) -> None:
