@@ -88,16 +88,22 @@ def test_a_crash_and_a_hang_end_in_a_new_start_and_the_last_one_in_a_post_mortem
 def test_a_followed_log_goes_on_over_a_restart_and_ends_with_the_server(
     site: FakeSite, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    served = site.start(port=site.port, health=QUICK)
+    served, out = site.start(port=site.port, health=QUICK), list[str]()
     container = site.engine.client.containers.get(served.container)
-    follow = Thread(target=logs.logs, args=(site.paths, Engine.connect(), "fake"), kwargs={"lines": 1, "follow": True})
+
+    def starts() -> int:
+        out.append(capsys.readouterr().out)
+        return "".join(out).count("Application startup complete")
+
+    follow = Thread(target=logs.logs, args=(site.paths, Engine.connect(), "fake"), kwargs={"lines": 99, "follow": True})
     follow.start()
+    until(lambda: starts() == 1)
     signal_processes(container, "vllm serve", "KILL")
     await_start(container, 1, served)
+    until(lambda: starts() == 2)
     service.stop(site.paths, site.engine, None)
     follow.join(60)
-    out = capsys.readouterr().out
-    assert not follow.is_alive() and "ended by signal 9" in out and out.count("Application startup complete") == 2
+    assert not follow.is_alive() and starts() == 2 and "ended by signal 9" in "".join(out)
 
 
 def test_restarts_are_there_again_after_a_time_without_one(site: FakeSite) -> None:
