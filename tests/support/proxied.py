@@ -18,6 +18,7 @@ import httpx
 import pytest
 from watched import free_port
 
+from sparkpin.releases import inside
 from sparkpin.serve import proxy
 from sparkpin.serve.address import Address
 from sparkpin.serve.proxy import ProxyOrder
@@ -74,6 +75,7 @@ class Site:
 
         made = fake_vllm.UnixServer(str(self.folder / slot / SOCKET), Handler)
         self.stack.enter_context(fake_vllm.serving(made))
+        (self.folder / slot / inside.PROXY_STATE).write_text(inside.UP)
         return made
 
     def ask_proxy(self, command: str) -> str:

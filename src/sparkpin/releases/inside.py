@@ -52,10 +52,14 @@ STATE = Path("/tmp/sparkpin")  # a tmpfs: empty again at each start
 HUNG, UNASKED, PEER_LOST, NO_RESERVE, ENGINE_GONE, OUT_OF_MEMORY = 70, 71, 72, 73, 74, 137
 """Exit codes. 71: ended with 0 though nobody asked; 72: another machine of the pair has gone; 73: the machine had too
 little memory left, 137: its limit had none; 74: vLLM's engine process has gone."""
+PROXY_STATE, UP, DOWN = "state", "up", "down"
+"""A file beside the server's socket, and the words in it, for the proxy (`serve/hold.lua`): clients wait unless it
+listens, or failed too often. A connection of the proxy's own to find out would cost each request half a millisecond."""
 STAYS_DOWN = "stays down"  # how the last line of the log begins then
 METRICS_SECONDS = 5.0
 PATIENCE = 10.0  # seconds for a token; a server that takes longer has to move its counters meanwhile
 SETTINGS_SECONDS = 5.0  # in which the host has written its file
+SOCKET_SECONDS = 0.25  # between two tries to reach a server that starts
 LOOK_SECONDS = 1  # between two looks for the other machines
 GUARD_SECONDS = 0.25  # between two looks at the machine's memory, which a server may take gigabytes of in a second
 MEMORY_SECONDS = 120  # that a start waits for what the machine is to keep
@@ -124,6 +128,8 @@ def run(argv: Sequence[str]) -> int:
         end(PEER_LOST, "the machine with torch's store does not answer any more")
 
     def follow_engine(pid: int) -> None:
+        wait_for_socket(settings["socket"])
+        write(state, UP)
         wait_for_engine(pid)
         if not causes:
             kill_others() if killed_for_memory() else end(ENGINE_GONE, "its engine process has gone")
@@ -132,13 +138,14 @@ def run(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, stop)
     settings = load_settings()
     write_restarts(restarts() + 1 if RESTARTS.exists() else 0)
-    down = Path(settings["socket"]).with_name("down")  # for the proxy, whose clients wait while a server starts
-    for left in (Path(settings["socket"]), down):  # of its last life
+    state = Path(settings["socket"]).with_name(PROXY_STATE)
+    for left in (Path(settings["socket"]), state):  # of its last life
         left.unlink(missing_ok=True)
     say(BEGUN)
     await_memory(settings.get("floor", 0))
     server = subprocess.Popen(argv)
-    threading.Thread(target=follow_engine, args=(server.pid,), daemon=True).start()
+    if not settings.get("rank"):
+        threading.Thread(target=follow_engine, args=(server.pid,), daemon=True).start()
     signal.signal(signal.SIGUSR1, lambda *_: end(HUNG, "it answered no request any more"))
     if settings.get("floor"):
         threading.Thread(target=guard, daemon=True).start()
@@ -150,6 +157,7 @@ def run(argv: Sequence[str]) -> int:
         signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
     code = reap(server.pid)
     over.set()
+    write(state, "")
     signal.setitimer(signal.ITIMER_REAL, 0)
     kill_others()
     for link in own.values():  # rank 0 takes a machine that waits at its limit for one that is there
@@ -159,7 +167,7 @@ def run(argv: Sequence[str]) -> int:
     if code and restarts() >= (allowed := load_settings()["restarts"]):
         say(f"{STAYS_DOWN}: it has been started again {allowed} times")
         (STATE / "down").touch()
-        down.write_text("down")
+        write(state, DOWN)
         while settings.get("rank") and 0 not in causes:
             time.sleep(1)
         return 0
@@ -176,15 +184,22 @@ def await_memory(floor: int) -> None:
         time.sleep(1)
 
 
+def wait_for_socket(path: str) -> None:
+    """Until a server listens there. vLLM does once its engine is ready; why it does not start, it says best itself."""
+    while True:
+        time.sleep(SOCKET_SECONDS)
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(path)
+            return
+
+
 def wait_for_engine(server: int) -> None:
-    """Until the engine process of a server that was ready has gone. By itself vLLM then answers 500 for a while, and
+    """Until the engine process of a server has gone. By itself vLLM then answers 500 for a while, and
     ends its streams as if they were whole; clients could not tell, and new requests are to wait for the next server
     (`serve/hold.lua`)."""
     children, engine = Path(f"/proc/{server}/task/{server}/children"), None
     while engine is None:
         time.sleep(LOOK_SECONDS)
-        if not (STATE / "ready").exists():
-            continue  # why it did not start, vLLM itself says best
         with contextlib.suppress(OSError):  # of its other children some end meanwhile; or the kernel has no pidfd
             found = [child for child in children.read_text().split() if is_engine(child)]
             engine = os.pidfd_open(int(found[0])) if found else None

@@ -92,7 +92,7 @@ def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None
     )
     try:
         put(container, FOLDER, parts(wanted, folder), owned=("state",))
-        put(container, SOCKETS, {f"{folder}/down": b""}, owned=(folder,))  # a former one there may have left a word
+        put(container, SOCKETS, {f"{folder}/{inside.PROXY_STATE}": b""}, owned=(folder,))  # of a former one there
     except BaseException:
         remove(container)
         raise

@@ -33,7 +33,7 @@ def lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         (inside, "RESTARTS", tmp_path / "restarts"),
         (inside, "reap", lambda pid: 1),
         (inside, "watch", lambda settings: None),
-        (inside, "wait_for_engine", lambda pid: threading.Event().wait()),
+        (inside, "wait_for_socket", lambda path: threading.Event().wait()),
         (inside.os, "kill", lambda *_: None),
         (inside.signal, "signal", handlers.__setitem__),
         (inside.signal, "setitimer", lambda *_: None),

@@ -223,7 +223,7 @@ def test_no_request_waits_for_ever_and_none_for_a_server_that_stays_down(site: S
         asked = pool.submit(ask, client)
         gone.close()
         time.sleep(0.5)
-        (site.folder / "a/down").write_text("down")
+        (site.folder / "a/state").write_text("down")
         assert asked.result() == 503
 
 

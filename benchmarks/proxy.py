@@ -1,0 +1,84 @@
+"""What the proxy costs: streams of a served release by the published port and by the server's own socket, in turns.
+
+usage: .venv/bin/invoke serve; then, as root: .venv/bin/python benchmarks/proxy.py [--runs 40] [--tokens 100]
+
+Root, because the socket lies in a volume of Docker's. Each request has a connection of its own, one at a time. Goals:
+at most 1 ms more to the first token and 0.2 ms a token; above one of them the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import socket
+import statistics
+import sys
+import time
+from pathlib import Path
+
+from sparkpin.core import terminal
+from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine
+from sparkpin.serve import proxy, served
+
+FIRST_GOAL, TOKEN_GOAL = 1.0, 0.2  # milliseconds
+
+
+def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("--runs", type=int, default=40)
+    options.add_argument("--tokens", type=int, default=100)
+    given = options.parse_args()
+    engine = Engine.connect()
+    found = next(one for one in served.status(engine) if one.home == str(Paths.from_env().home))
+    slot = proxy.slot_of(served.find(engine, found.container + served.PROXY))
+    path = Path(engine.client.volumes.get(found.container).attrs["Mountpoint"], slot, "s")
+
+    def direct() -> socket.socket:
+        link = socket.socket(socket.AF_UNIX)
+        link.connect(str(path))
+        return link
+
+    def through() -> socket.socket:
+        link = socket.create_connection((found.host, found.port))
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return link
+
+    ways = {"socket": direct, "proxy": through}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    for run in range(-2, given.runs):
+        for name in ways if run % 2 else reversed(ways):
+            measured = stream(ways[name](), found.model, given.tokens)
+            if run >= 0:
+                times[name].append(measured)
+    first = {name: [1e3 * one for one, _ in rows] for name, rows in times.items()}
+    token = {name: [1e3 * one for _, one in rows] for name, rows in times.items()}
+    more = [statistics.median(by["proxy"]) - statistics.median(by["socket"]) for by in (first, token)]
+    rows = [
+        (what, *(f"{statistics.median(by[name]):.2f}" for name in ways), f"{extra:+.2f}", f"{goal}")
+        for what, by, extra, goal in zip(("first token", "a token"), (first, token), more, (FIRST_GOAL, TOKEN_GOAL))
+    ]
+    terminal.table(("ms", *ways, "more", "at most"), rows)
+    print(f"{given.runs} streams of {given.tokens} tokens each; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
+    sys.exit(more[0] > FIRST_GOAL or more[1] > TOKEN_GOAL)
+
+
+def stream(link: socket.socket, model: str, tokens: int) -> tuple[float, float]:
+    """Seconds from the sent request to the first token, and from there a token."""
+    body = {"model": model, "prompt": "The sky is blue and the grass is", "max_tokens": tokens, "stream": True}
+    body |= {"temperature": 0, "ignore_eos": True}
+    connection = http.client.HTTPConnection("localhost")
+    connection.sock = link
+    begun = time.perf_counter()
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    reply = connection.getresponse()
+    assert reply.status == 200, reply.read()
+    moments = [time.perf_counter() for line in reply if line.startswith(b"data: {")]
+    connection.close()
+    return moments[0] - begun, (moments[-1] - moments[0]) / (tokens - 1)
+
+
+if __name__ == "__main__":
+    main()
