@@ -58,7 +58,9 @@ def main() -> None:
     more = [statistics.median(by["proxy"]) - statistics.median(by["socket"]) for by in (first, token)]
     rows = [
         (what, *(f"{statistics.median(by[name]):.2f}" for name in ways), f"{extra:+.2f}", f"{goal}")
-        for what, by, extra, goal in zip(("first token", "a token"), (first, token), more, (FIRST_GOAL, TOKEN_GOAL))
+        for what, by, extra, goal in zip(
+            ("first token", "a token"), (first, token), more, (FIRST_GOAL, TOKEN_GOAL), strict=True
+        )
     ]
     terminal.table(("ms", *ways, "more", "at most"), rows)
     print(f"{given.runs} streams of {given.tokens} tokens each; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from hashlib import sha256
 from itertools import accumulate
 from typing import Any
@@ -61,6 +62,10 @@ class ImageInfo:
             return image
         return replace(image, config_digest=digest_of(image.canonical))
 
+    @cached_property  # sizes of many images ask each for it many times
+    def chains(self) -> list[str]:
+        return chain_ids(self.diff_ids)
+
     @property
     def labels(self) -> Mapping[str, str]:
         return self.config.get("Labels") or {}
@@ -74,7 +79,7 @@ class ImageInfo:
         """Bytes of the layers that no other image of the engine has; None where the sizes are not known."""
         if self.layers is None:
             return None
-        shared = {chain for other in images if other.id != self.id for chain in chain_ids(other.diff_ids)}
+        shared = {chain for other in images if other.id != self.id for chain in other.chains}
         return sum(size for chain, size in self.layers.items() if chain not in shared)
 
 
