@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import io
 import json
@@ -90,7 +89,7 @@ def sha(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
-def save(path: Path, layers: list[bytes], *, oci: bool = False, packed: bool = False, labels: dict[str, str]) -> Path:
+def save(path: Path, layers: list[bytes], *, oci: bool = False, labels: dict[str, str]) -> Path:
     """An archive as `docker save` writes it: up to 24, or from 25 on (`oci`)."""
     config = {
         "architecture": "amd64",
@@ -101,13 +100,12 @@ def save(path: Path, layers: list[bytes], *, oci: bool = False, packed: bool = F
         "history": [{"created": "2026-11-21T08:00:00Z", "created_by": "RUN something"}],
         "rootfs": {"type": "layers", "diff_ids": [sha(data) for data in layers]},
     }
-    blobs = [gzip.compress(data) if packed else data for data in layers]
     body = json.dumps(config).encode()
-    names = [f"blobs/sha256/{sha(blob)[7:]}" if oci else f"{number}/layer.tar" for number, blob in enumerate(blobs)]
+    names = [f"blobs/sha256/{sha(blob)[7:]}" if oci else f"{number}/layer.tar" for number, blob in enumerate(layers)]
     config_name = f"blobs/sha256/{sha(body)[7:]}" if oci else f"{sha(body)[7:]}.json"
     with tarfile.open(path, "w") as tar:
         done: dict[bytes, str] = {}
-        for name, blob in zip(names, blobs, strict=True):
+        for name, blob in zip(names, layers, strict=True):
             info = tarfile.TarInfo(name)
             if blob in done and not oci:  # 20.10 writes a layer that comes twice as a link
                 info.type, info.linkname = tarfile.SYMTYPE, f"../{done[blob]}"

@@ -29,6 +29,7 @@ MIRROR = "http://deb.debian.org"
 SNAPSHOT = "https://snapshot.debian.org"
 """Keeps every version of every package, by archive and time. SPARKPIN_SNAPSHOT names another one of that layout."""
 TIME = "%Y%m%dT%H%M%SZ"
+ACQUIRE = re.compile("Acquire::(?:https?|ftp|Retries|ForceIPv|Check-Valid-Until)")
 URI = re.compile(r"^'(?P<uri>[^']+)' (?P<file>\S+\.deb) (?P<size>\d+) SHA256:(?P<sha256>[0-9a-f]{64})$")
 
 
@@ -98,10 +99,10 @@ def tail(done: subprocess.CompletedProcess[str], lines: int = 8) -> str:
 
 
 def apt_conf(root: Path, architecture: str, host: str) -> str:
-    """The private root's configuration. Of the host's, only how files are acquired (proxies, certificates) is kept:
-    its hooks would act on the host's caches.
+    """The private root's configuration. Of the host's, only how files are acquired is kept (proxies, certificates, a
+    mirror that is frozen): its hooks would act on the host's caches.
     """
-    lines = [line for line in host.splitlines() if re.match(r"Acquire::(?:https?|ftp|Retries|ForceIPv)", line)]
+    lines = [line for line in host.splitlines() if ACQUIRE.match(line)]
     settings = {
         "APT::Architecture": architecture,
         "APT::Install-Recommends": "false",

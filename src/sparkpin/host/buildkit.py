@@ -50,15 +50,10 @@ def build(
     report: takes one line of progress for each step; the BuildError has a failing step's last lines. host: of an
     engine, the environment that leads there.
     """
-    argv = [builder(), "build", "--network", "none", "--pull=false", "--progress", "plain", *words]
+    argv = [builder(), "build", "--network", "none", "--pull=false", "--progress", "plain", *words, str(context)]
+    env, nothing = {**os.environ, **(host or {}), **ENVIRONMENT}, subprocess.DEVNULL
     with subprocess.Popen(
-        [*argv, str(context)],
-        env={**os.environ, **(host or {}), **ENVIRONMENT},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-        errors="replace",
+        argv, env=env, stdin=nothing, stdout=nothing, stderr=subprocess.PIPE, encoding="utf-8", errors="replace"
     ) as process:
         assert process.stderr is not None
         try:

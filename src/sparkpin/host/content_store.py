@@ -32,10 +32,8 @@ class Sizes:
         return (self.folder or Path("/nonexistent")) / f"{diff_id.removeprefix('sha256:')}.json"
 
     def get(self, diff_id: str) -> int | None:
-        try:
-            return int(json.loads(self.file(diff_id).read_text(encoding="utf-8"))["size"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+        file = self.file(diff_id)
+        return int(json.loads(file.read_text(encoding="utf-8"))["size"]) if file.is_file() else None
 
     def keep(self, diff_ids: Sequence[str], blobs: Sequence[OciLayer]) -> None:
         for diff_id, blob in zip(diff_ids, blobs, strict=True):

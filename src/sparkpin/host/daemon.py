@@ -81,16 +81,9 @@ def start_command() -> str:
 def spawn(argv: Sequence[str], log: Path, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
     """In a session of its own: Ctrl-C is for us, and the machine's engine outlives this process."""
     say(f"starting the Docker engine (log: {log})")
-    with log.open("wb") as output:
-        return subprocess.Popen(
-            argv,
-            stdin=stdin,
-            stdout=output,
-            stderr=output,
-            cwd="/",
-            env={**os.environ, "PATH": search_path()},
-            start_new_session=True,
-        )
+    env = {**os.environ, "PATH": search_path()}
+    with log.open("wb") as out:
+        return subprocess.Popen(argv, stdin=stdin, stdout=out, stderr=out, cwd="/", env=env, start_new_session=True)
 
 
 def wait_for_engine(process: subprocess.Popen[bytes], url: str, log: Path) -> str:

@@ -7,20 +7,15 @@ names the parts in both.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import json
 import posixpath
-import shutil
 import tarfile
-import tempfile
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from sparkpin.core.errors import BuildError
-from sparkpin.core.files import CHUNK, disk_errors
 from sparkpin.image import oci
 from sparkpin.image.archive import Joined, Slice
 from sparkpin.image.oci import OciLayer
@@ -43,8 +38,8 @@ class Saved:
 
 @contextlib.contextmanager
 def open_saved(archive: Path) -> Iterator[Saved]:
-    """Read a `docker save` archive of one image. Compressed layers are unpacked beside it while it is open."""
-    with archive.open("rb") as file, contextlib.ExitStack() as unpacked:
+    """Read a `docker save` archive of one image that was loaded as sparkpin loads it: its layers are plain tars."""
+    with archive.open("rb") as file:
         with unreadable(), tarfile.open(fileobj=file, mode="r:") as tar:
 
             def content(name: str) -> Slice:
@@ -57,11 +52,7 @@ def open_saved(archive: Path) -> Iterator[Saved]:
 
             row = json.loads(content(oci.ARCHIVE_MANIFEST).read())[0]
             config = content(row["Config"]).read()
-            saved = Saved(
-                json.loads(config),
-                oci.digest_of(config),
-                [uncompressed(content(name), archive.parent, unpacked) for name in row["Layers"]],
-            )
+            saved = Saved(json.loads(config), oci.digest_of(config), [content(name) for name in row["Layers"]])
             if len(saved.diff_ids) != len(saved.layers):
                 raise ValueError(f"{len(saved.layers)} layers and {len(saved.diff_ids)} diff IDs")
         yield saved
@@ -71,25 +62,11 @@ def open_saved(archive: Path) -> Iterator[Saved]:
 def unreadable() -> Iterator[None]:
     try:
         yield
-    except (ValueError, LookupError, TypeError, EOFError, gzip.BadGzipFile, zlib.error, tarfile.TarError) as error:
+    except (ValueError, LookupError, TypeError, tarfile.TarError) as error:
         raise BuildError(
             f"the archive that the engine saved cannot be read: {type(error).__name__} {error}",
             next_step="run the build again; if it stays so, report the engine's version",
         ) from None
-
-
-def uncompressed(layer: Slice, folder: Path, stack: contextlib.ExitStack) -> Slice:
-    magic = layer.read(4)
-    layer.seek(0)
-    if magic == b"\x28\xb5\x2f\xfd":
-        raise ValueError("a layer has zstd compression: set the engine's builder to gzip or no compression")
-    if magic[:2] != b"\x1f\x8b":
-        return layer
-    with disk_errors(folder):
-        file = cast(BinaryIO, stack.enter_context(tempfile.TemporaryFile(dir=folder)))  # noqa: SIM115
-        with gzip.GzipFile(fileobj=cast(BinaryIO, layer)) as plain:
-            shutil.copyfileobj(plain, file, CHUNK)
-        return Slice(file, 0, file.tell())
 
 
 def read_blobs(archive: Iterable[bytes]) -> list[OciLayer]:

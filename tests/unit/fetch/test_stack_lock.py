@@ -37,10 +37,11 @@ def test_apt_output_becomes_lock_entries() -> None:
 
 def test_host_hooks_stay_out_of_the_private_apt(tmp_path: Path) -> None:
     host = (
-        'Acquire::http::Proxy "http://p:3128";\nAPT::Update::Post-Invoke:: "rm -f /var/cache/apt/*";\nDir::Cache "x";\n'
+        'Acquire::http::Proxy "http://p:3128";\nAcquire::Check-Valid-Until "false";\n'
+        'APT::Update::Post-Invoke:: "rm -f /var/cache/apt/*";\nDir::Cache "x";\n'
     )
     conf = apt_conf(tmp_path, "arm64", host)
-    assert "p:3128" in conf and "Post-Invoke" not in conf and f'Dir "{tmp_path}"' in conf
+    assert "p:3128" in conf and "Check-Valid-Until" in conf and "Post-Invoke" not in conf and f'Dir "{tmp_path}"' in conf
 
 
 def test_the_mirrors_are_the_host_s_own_for_the_suite_else_debian_s(

@@ -217,9 +217,8 @@ def test_image_has_the_literal_digest_whatever_saved_it(tmp_path: Path) -> None:
     noisy = [layer(everything() + samples.noise(), mtime=99), layer([member("opt/second", b"2")], mtime=98)]
     old = samples.save(tmp_path / "old.tar", layers, labels={"b": "1", "a": "2"})
     new = samples.save(tmp_path / "new.tar", noisy, oci=True, labels={"a": "2", "b": "1"})
-    packed = samples.save(tmp_path / "packed.tar", noisy, oci=True, packed=True, labels={"a": "2", "b": "1"})
-    results = [sealed(source) for source in (old, new, packed)]
-    assert results[0] == results[1] == results[2]
+    results = [sealed(source) for source in (old, new)]
+    assert results[0] == results[1]
     image, archive = results[0]
     assert image.config_digest == CONFIG_DIGEST
     (tmp_path / "sealed.tar").write_bytes(archive)
