@@ -216,9 +216,11 @@ class Engine:
             return stored_layers(found, sizes, self.client.api.get_image)[: len(diff_ids)]
 
     def image_above(self, diff_ids: Sequence[str]) -> ImageInfo | None:
-        """The smallest image that stands on these layers, lowest first: an archive may leave them out."""
+        """The smallest image that stands on these layers, lowest first: an archive may leave them out. Rather a sealed
+        one: its manifest follows from notes, and that of BuildKit's own image would have to be read (`stored_layers`).
+        """
         found = [image for image in self.images() if image.diff_ids[: len(diff_ids)] == tuple(diff_ids)]
-        return min(found, key=lambda image: len(image.diff_ids), default=None)
+        return min(found, key=lambda image: (len(image.diff_ids), image.config_digest == image.id), default=None)
 
     def import_rootfs(self, tar: Path, ref: str, *, architecture: str, labels: Mapping[str, str]) -> ImageInfo:
         """Load a root file system's tar, as it is, as an image of one layer.
