@@ -12,7 +12,9 @@ from sparkpin.checkpoint.safetensors import TensorInfo, tensor_nbytes
 from sparkpin.checkpoint.shapes import load_shapes
 from sparkpin.core.paths import project_folder
 from sparkpin.memory.decode import DecodeModel, decode_model
-from sparkpin.memory.settings import CommandLine, read_settings
+from sparkpin.memory.settings import read_settings
+from sparkpin.memory.weights import alike
+from sparkpin.pins.vllm_flags import Flags
 
 BASE, DONOR = "Intel/Qwen3.5-122B-A10B-int4-AutoRound", "Qwen/Qwen3.5-122B-A10B-FP8"
 MTP2 = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2}')
@@ -43,8 +45,8 @@ CHAIN = (
 def decode_of(figure: Figure) -> DecodeModel:
     argv = ["vllm", "serve", "/model", *figure.flags]
     mods = {"draft-vocabulary"} | ({"int8-lm-head"} if figure.int8 else set())
-    settings = read_settings(CommandLine(argv, {}, figure.stage), "cuda", GEOMETRY, mods=mods)
-    return decode_model(tensors(figure), GEOMETRY, settings, symmetric=True)
+    settings = read_settings(Flags(argv, figure.stage, {}), {}, "cuda", GEOMETRY, mods=mods)
+    return decode_model(alike(tensors(figure)), GEOMETRY, settings, symmetric=True)
 
 
 def tensors(figure: Figure) -> Iterator[TensorInfo]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -13,8 +14,9 @@ from sparkpin.memory.cache import Cache, lay_out
 from sparkpin.memory.estimates import SPARK_FREE, SPARK_TOTAL
 from sparkpin.memory.geometry import Geometry, read_geometry
 from sparkpin.memory.plan import Machine, MemoryPlan, make_plan
-from sparkpin.memory.settings import CommandLine, Platform, Settings, read_settings
-from sparkpin.memory.weights import WeightKind, weigh
+from sparkpin.memory.settings import Platform, Settings, read_settings
+from sparkpin.memory.weights import WeightKind, alike, weigh
+from sparkpin.pins.vllm_flags import Flags
 
 MAX = 262_144
 MTP2 = """--speculative-config {"method":"mtp","num_speculative_tokens":2}"""
@@ -39,8 +41,7 @@ def geometry_122b(**changes: Any) -> Geometry:
 
 def settings_of(geometry: Geometry, flags: str = "", platform: Platform = "cpu", **env: str) -> Settings:
     argv = ["vllm", "serve", "/model", *flags.split()]
-    mods = {"draft-vocabulary"}
-    return read_settings(CommandLine(argv, env, "recipes/r.yaml"), platform, geometry, mods=mods)
+    return read_settings(Flags(argv, "recipes/r.yaml", {}), env, platform, geometry, mods={"draft-vocabulary"})
 
 
 def loaded(**changes: Any) -> Settings:
@@ -62,20 +63,12 @@ def plan_122b(
 
 
 @cache
-def tensors_122b() -> list[TensorInfo]:
+def tensors_122b() -> Counter[TensorInfo]:
     """Each as if it lay at the begin of a file: what a plan counts is sizes."""
     files = qwen_samples.int4_files(qwen_samples.G122B).values()
-    return [TensorInfo(name, *spec, 0, tensor_nbytes(*spec)) for file in files for name, spec in file.items()]
-
-
-LOADING = ("platform", "draft_layers", "text_only", "int8_head", "ranks", "draft_rows", "draft_bits")
+    specs = (spec for file in files for spec in file.items())
+    return alike(TensorInfo(name, dtype, shape, 0, tensor_nbytes(dtype, shape)) for name, (dtype, shape) in specs)
 
 
 def weights_122b(settings: Settings) -> list[WeightKind]:
-    """Weighed once for all settings that load alike."""
-    return weighed(loaded(**{name: getattr(settings, name) for name in LOADING}))
-
-
-@cache
-def weighed(settings: Settings) -> list[WeightKind]:
     return weigh(tensors_122b(), geometry_122b(), settings)

@@ -112,10 +112,14 @@ def plan(
         show_json(value | text.to_json(made) | {"decode": speed.to_json()})
     else:
         show("\n".join(text.title(made, chosen.name, chain[-1].name)))
-        table(text.MEMORY, text.memory_rows(made))
-        table(text.WEIGHTS, text.weight_rows(made))
+        table(text.MEMORY, [*text.memory_rows(made)])
+        table(text.WEIGHTS, [*text.weight_rows(made)])
         table(text.cache_columns(made), [text.cache_row(one) for one in made.capacities])
-        show("\n".join((*text.cache_lines(made), "", *text.speed_lines(speed), "", *text.verdict(made))))
+        show(
+            "\n".join(
+                (*text.cache_lines(made), "", *text.speed_lines(speed, made.settings.ranks), "", *text.verdict(made))
+            )
+        )
     for finding in own_findings(paths.project, chosen, pinned=False):
         if finding.severity != "note":  # what has broken for others with such memory, for one
             say(str(finding))

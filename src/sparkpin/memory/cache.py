@@ -45,14 +45,13 @@ class Groups:
 class Cache:
     """The KV pool's layout. A block of any group takes `page_bytes` of each layer that the widest group has.
 
-    slot_bytes: key and value of one token in one attention layer; conv_bytes, ssm_bytes: the states of one linear
-    layer. drafts: groups of a second model's layers that are cached apart.
+    slot_bytes: key and value of one token in one attention layer; state_bytes: the states of one linear layer. drafts:
+    groups of a second model's layers that are cached apart.
     """
 
     cache_dtype: str
     slot_bytes: int
-    conv_bytes: int
-    ssm_bytes: int
+    state_bytes: int
     page_bytes: int
     attention: Groups
     states: Groups
@@ -70,10 +69,6 @@ class Cache:
     @property
     def block_size(self) -> int:
         return self.attention.block_size
-
-    @property
-    def state_bytes(self) -> int:
-        return self.conv_bytes + self.ssm_bytes
 
     @property
     def block_bytes(self) -> int:
@@ -124,8 +119,8 @@ def lay_out(geometry: Geometry, settings: Settings, cache_dtype: str | None = No
     own = geometry.shard(settings.ranks)
     cache_dtype = cache_dtype or settings.cache_dtype
     slot = slot_bytes(own, cache_dtype)
-    conv, ssm = state_bytes(own, settings)
-    block = block_size(settings, cache_dtype, slot, conv + ssm)
+    state = state_bytes(own, settings)
+    block = block_size(settings, cache_dtype, slot, state)
     attention, page = geometry.attention + settings.draft_layers, block * slot
     drafts: list[tuple[int, int, int]] = []  # layers, tokens of a block, window
     if drafter := settings.drafter and settings.drafter.shard(settings.ranks):
@@ -140,19 +135,18 @@ def lay_out(geometry: Geometry, settings: Settings, cache_dtype: str | None = No
         # What is scheduled and not settled counts with the window: as many tokens as a step has.
         window = drafter.window - 1 + settings.max_num_batched_tokens
         drafts = [(n, draft_block, held) for n, held in ((full, 0), (drafter.sliding, window)) if n]
-    counts = group_counts(attention, geometry.linear, *(layers for layers, *_ in drafts))
+    of_attention, of_states, *of_drafts = group_sizes(attention, geometry.linear, *(layers for layers, *_ in drafts))
     # One state is running. "align" (prefix caching) keeps a second, and a third where a prefill stores one on its way;
     # each drafted token has its own: MambaSpec.
     copies = 1 + settings.prefix_caching + settings.checkpoints + settings.draft_tokens
     return Cache(
         cache_dtype=cache_dtype,
         slot_bytes=slot,
-        conv_bytes=conv,
-        ssm_bytes=ssm,
+        state_bytes=state,
         page_bytes=page,
-        attention=Groups(split(attention, counts[0]), block),
-        states=Groups(split(geometry.linear, counts[1]), copies=copies if geometry.linear else 0),
-        drafts=tuple(Groups(split(n, c), size, held) for (n, size, held), c in zip(drafts, counts[2:], strict=True)),
+        attention=Groups(of_attention, block),
+        states=Groups(of_states, copies=copies if geometry.linear else 0),
+        drafts=tuple(Groups(sizes, *one[1:]) for sizes, one in zip(of_drafts, drafts, strict=True)),
     )
 
 
@@ -168,17 +162,15 @@ def slot_bytes(geometry: Geometry, cache_dtype: str) -> int:
     return geometry.kv_heads * (key + value + (key + value) % 2)
 
 
-def state_bytes(geometry: Geometry, settings: Settings) -> tuple[int, int]:
+def state_bytes(geometry: Geometry, settings: Settings) -> int:
     """Convolution's and recurrent state of one linear layer.
 
     layers/mamba/mamba_utils.py, gated_delta_net_state_shape: the convolution keeps its last inputs, one more for each
     drafted token.
     """
-    if not geometry.linear:
-        return 0, 0
-    inputs = geometry.conv_kernel - 1 + settings.draft_tokens
-    conv = inputs * geometry.conv_width * DTYPE_BYTES[settings.conv_dtype]
-    return conv, geometry.value_heads * geometry.value_dim * geometry.key_dim * DTYPE_BYTES[settings.ssm_dtype]
+    inputs = (geometry.conv_kernel - 1 + settings.draft_tokens) * geometry.conv_width
+    recurrent = geometry.value_heads * geometry.value_dim * geometry.key_dim
+    return inputs * DTYPE_BYTES[settings.dtype] + recurrent * DTYPE_BYTES[settings.ssm_dtype]
 
 
 def block_size(settings: Settings, cache_dtype: str, slot: int, state: int) -> int:
@@ -196,18 +188,16 @@ def block_size(settings: Settings, cache_dtype: str, slot: int, state: int) -> i
     return max(asked, kernel * -(-wanted // kernel))
 
 
-def group_counts(attention: int, linear: int, *drafts: int) -> tuple[int, ...]:
-    """Groups of attention and of linear layers, and of each kind of a second model's.
+def group_sizes(*kinds: int) -> list[tuple[int, ...]]:
+    """Layers of each group of these kinds of layers: dealt out like cards.
 
     v1/core/kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size: groups as large as the rarest kind, or as the
     most frequent one if it is less than one and a half times as frequent.
     """
-    kinds = (attention, linear, *drafts)
     few, many = min(filter(None, kinds)), max(kinds)
     size = many if many < few * 1.5 else few
-    return tuple(-(-layers // size) for layers in kinds)
-
-
-def split(layers: int, groups: int) -> tuple[int, ...]:
-    """Layers of each group: dealt out like cards."""
-    return tuple(len(range(index, layers, groups)) for index in range(groups))
+    counts = [-(-layers // size) for layers in kinds]
+    return [
+        tuple(len(range(index, layers, count)) for index in range(count))
+        for layers, count in zip(kinds, counts, strict=True)
+    ]

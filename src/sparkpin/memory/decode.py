@@ -5,9 +5,8 @@ A step checks `1 + drafted` tokens at once and then drafts as many again. docs/m
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,17 +14,7 @@ from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.memory.cache import Cache, lay_out, slot_bytes
 from sparkpin.memory.geometry import Geometry
 from sparkpin.memory.settings import Settings
-from sparkpin.memory.weights import (
-    DRAFTER,
-    EMBEDDINGS,
-    HEAD,
-    KINDS,
-    MTP,
-    VISION,
-    held_bytes,
-    kind_of,
-    parts_of,
-)
+from sparkpin.memory.weights import DRAFTER, EMBEDDINGS, HEAD, MTP, MTP_EXPERTS, VISION, kind_of, weigh
 from sparkpin.pins.schema import PublishedSpeed
 
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
@@ -65,14 +54,13 @@ class DecodeStep:
 class DecodeModel:
     """What a step's bytes follow from, of one of the tensor-parallel ranks.
 
-    dense: bytes of each kind of weights that every pass reads; routed: of all its routed experts. experts: routed ones
-    in a layer. shares_head: a second model drafts with the LM head of the first.
+    weights: bytes that a pass reads, by kind; of those of experts it reads those of `experts` that it reaches.
+    shares_head: a second model drafts with the LM head of the first.
     """
 
     geometry: Geometry
     settings: Settings
-    dense: Mapping[str, int]
-    routed: Mapping[str, int]
+    weights: Mapping[str, int]
     experts: int
     shares_head: bool
 
@@ -88,29 +76,24 @@ class DecodeModel:
         drafted, active = self.settings.draft_tokens, min(self.geometry.experts_per_token, self.experts)
         reached = distinct(self.experts, active, tokens)
         times = {MTP: drafted, DRAFTER: self.settings.draft_passes}
-        for kind in KINDS:
+        for kind, size in self.weights.items():
             if kind == HEAD:
                 yield from self.head_reads()
-            else:
-                yield Read(kind, self.dense[kind], times.get(kind, 1))
-            expert = self.routed[kind] / max(self.experts, 1)
-            if kind == MTP:  # its first pass takes all tokens that were checked, each other one a single token
-                yield Read("MTP experts", expert, reached + (drafted - 1) * active)
-            else:
-                yield Read(kind, expert, reached)
+            elif (
+                kind == MTP_EXPERTS
+            ):  # its first pass takes all tokens that were checked, each other one a single token
+                yield Read(kind, size / self.experts, reached + (drafted - 1) * active)
+            elif kind.endswith("experts"):
+                yield Read(kind, size / self.experts, reached)
+            elif kind not in (EMBEDDINGS, VISION):  # a row for each token, and what is read with an image
+                yield Read(kind, size, times.get(kind, 1))
 
     def head_reads(self) -> Iterator[Read]:
         """Once to check; then once a draft, of the rows and in the form that drafting has."""
-        size, settings, rows = self.dense[HEAD], self.settings, self.settings.draft_rows
+        size, settings, rows = self.weights[HEAD], self.settings, self.settings.draft_rows
         passes = settings.draft_tokens if settings.draft_layers else settings.draft_passes * self.shares_head
-        if not rows:
-            yield Read(HEAD, size, 1 + passes)
-            return
-        share, bits = (
-            min(1.0, rows / self.geometry.vocabulary),
-            8 if self.settings.widened else self.settings.draft_bits,
-        )
-        yield Read(HEAD, size, 1)
+        yield Read(HEAD, size, 1 if rows else 1 + passes)
+        share, bits = min(1.0, rows / self.geometry.vocabulary), 8 if settings.widened else settings.draft_bits
         yield Read("LM head to draft", size * share * bits / 8, passes)
 
     def cache_reads(self, cache: Cache, context: int) -> Iterator[Read]:
@@ -136,61 +119,42 @@ def distinct(experts: int, active: int, tokens: int) -> float:
 
 
 def decode_model(
-    tensors: Iterable[TensorInfo], geometry: Geometry, settings: Settings, *, symmetric: bool
+    tensors: Mapping[TensorInfo, int], geometry: Geometry, settings: Settings, *, symmetric: bool
 ) -> DecodeModel:
-    """symmetric: the INT4 codes have no zero points of their own, so that kernels leave `qzeros` unread."""
-    dense, routed = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
-    experts, own_head = 0, False
-    for info in tensors:
-        kind = kind_of(info)
-        is_unread = (symmetric and info.name.endswith((".qzeros", ".g_idx"))) or (
-            kind == DRAFTER and "embed_tokens" in info.name
-        )
-        size = 0 if is_unread else -(-held_bytes(info, kind, settings) // parts_of(info, geometry, settings))
-        # Of a second model all experts are counted, which is too much where it has some.
-        if ".experts." not in info.name or kind == DRAFTER:
-            dense[kind] += size
-            own_head |= info.name.endswith("/lm_head.weight")
-            continue
-        routed[kind] += size
-        found = EXPERT.search(info.name)
-        experts = max(experts, int(found[1]) + 1 if found else info.shape[0])  # one tensor may hold all of a layer
-    dense[HEAD] = dense[HEAD] or dense[EMBEDDINGS]  # tied: the head is the embedding matrix
-    dense[EMBEDDINGS] = 0  # a row for each token
-    dense[VISION] = routed[VISION] = 0  # read with an image, not by decode
-    shares_head = settings.drafter is not None and not own_head
-    return DecodeModel(geometry, settings, dense, routed, experts, shares_head)
+    """Arguments: see `weigh`."""
+    weights = {row.kind: row.read for row in weigh(tensors, geometry, settings, symmetric=symmetric)}
+    weights.setdefault(HEAD, weights[EMBEDDINGS])  # tied: the head is the embedding matrix
+    routed = [(EXPERT.search(info.name), info) for info in tensors if kind_of(info).endswith("experts")]
+    # One tensor may hold all experts of a layer.
+    experts = max((int(found[1]) + 1 if found else info.shape[0] for found, info in routed), default=0)
+    shares_head = settings.drafter is not None and not any(i.name.endswith("/lm_head.weight") for i in tensors)
+    return DecodeModel(geometry, settings, weights, experts, shares_head)
 
 
 @dataclass(frozen=True)
 class Speed:
-    """lengths: tokens in the cache that the speed is of interest for, besides SHORT. bandwidth: bytes a second, None
-    where nobody stated it. accepted: share of the drafted tokens, None where nobody knows."""
+    """steps: by the tokens in the cache, of SHORT and of more. bandwidth: bytes a second, None where nobody stated it.
+    accepted: share of the drafted tokens, None where nobody knows."""
 
-    model: DecodeModel
-    lengths: Sequence[int]
+    steps: Mapping[int, DecodeStep]
     bandwidth: float | None
     accepted: float | None
-    published: tuple[PublishedSpeed, ...]
-
-    @functools.cached_property
-    def step(self) -> DecodeStep:
-        return self.model.step(SHORT)
+    published: Sequence[PublishedSpeed]
 
     def ceiling(self, context: int = SHORT) -> float | None:
         """Tokens a second; None where bandwidth or acceptance are not known."""
-        step = self.step if context == SHORT else self.model.step(context)
+        step = self.steps[context]
         share = self.accepted if step.drafted else 0.0
         return None if self.bandwidth is None or share is None else step.ceiling(self.bandwidth, share)
 
     def to_json(self) -> dict[str, Any]:
         """Bytes, bytes a second, tokens a second."""
         return {
-            **asdict(self.step),
+            **asdict(self.steps[SHORT]),
             "context": SHORT,
-            "step_bytes": self.step.bytes,
+            "step_bytes": self.steps[SHORT].bytes,
             "bandwidth": self.bandwidth,
             "accepted": self.accepted,
-            "ceilings": {length: self.ceiling(length) for length in (SHORT, *self.lengths)},
+            "ceilings": {length: self.ceiling(length) for length in self.steps},
             "published": [figure.model_dump() for figure in self.published],
         }

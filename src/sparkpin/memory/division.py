@@ -16,10 +16,8 @@ from sparkpin.pins.schema import FormatRule
 from sparkpin.pins.vllm_flags import flag_value
 
 VOCABULARY_PADDING = 64  # vllm/model_executor/layers/vocab_parallel_embedding.py
-HYBRID_PIPELINE = (
-    "a model with linear attention gave garbled text when vLLM 0.33 divided its layers (1 of 10 answers right on two "
-    "H200s, V2 model runner); under VLLM_USE_V2_MODEL_RUNNER=0 nobody measured whether the answers are right"
-)
+HYBRID_PIPELINE = "vLLM 0.33 answered with garbled text where it divided the layers of a model with linear attention"
+"""1 of 10 answers was right on two H200s, with the V2 model runner; nobody measured VLLM_USE_V2_MODEL_RUNNER=0."""
 BODIES = ("model.language_model.layers", "model.layers")
 
 
@@ -47,57 +45,47 @@ def uneven(
     config: Mapping[str, Any], geometry: Geometry, rules: Sequence[FormatRule], ranks: int
 ) -> Iterator[tuple[str, str]]:
     """What is there and what is expected, for each part of the model that has no whole share for each of `ranks`."""
-    if ranks == 1:
-        return
     if part := geometry.undivided(ranks):
         yield f"{part} over {ranks}", "a whole share for each"
     rows = geometry.vocabulary + -geometry.vocabulary % VOCABULARY_PADDING
     if rows % ranks:
         yield f"vocab_size {geometry.vocabulary}, padded {rows}, over {ranks}", "as many rows of the LM head for each"
-    for module, width in split_widths(config, geometry, ranks).items():
-        for unit, what in units_of(config, module, rules):
-            if width % ranks or width // ranks % unit:
-                yield f"{module}: {width:,} over {ranks}, {width / ranks:,g} for each", f"whole {what} of {unit}"
-
-
-def split_widths(config: Mapping[str, Any], geometry: Geometry, ranks: int) -> dict[str, int]:
-    """Module -> columns of its weight, which the ranks divide among themselves, and rows of what feeds it."""
     text = text_of(config)
-    kv_share = max(1, geometry.kv_heads // ranks) * geometry.head_dim
-    found = {
+    # Of each module the columns of its weight, which the ranks divide among themselves, or the rows of what feeds it.
+    widths = {
         "mlp.experts.0.down_proj" if text.get("moe_intermediate_size") else "mlp.down_proj": geometry.expert_width,
-        "mlp.shared_expert.down_proj": text.get("shared_expert_intermediate_size"),
+        "mlp.shared_expert.down_proj": text.get("shared_expert_intermediate_size") or 0,
         "self_attn.o_proj": geometry.heads * geometry.head_dim,
-        "self_attn.k_proj": kv_share * ranks,
+        "self_attn.k_proj": max(ranks, geometry.kv_heads) * geometry.head_dim,
         "linear_attn.out_proj": geometry.value_heads * geometry.value_dim,
         "linear_attn.in_proj_qkv": geometry.key_heads * geometry.key_dim,
     }
-    return {module: width for module, width in found.items() if isinstance(width, int) and width}
+    for module, width in widths.items():
+        for unit, what in units_of(config, module, rules) if ranks > 1 else ():
+            if width % (ranks * unit):
+                yield f"{module}: {width:,} over {ranks}, {width / ranks:,g} for each", f"whole {what} of {unit}"
 
 
 def units_of(config: Mapping[str, Any], module: str, rules: Sequence[FormatRule]) -> set[tuple[int, str]]:
     """What may not be cut in a module's weight where the ranks divide it, over all layers that have the module."""
-    found: set[tuple[int, str]] = set()
-    for layer in range(text_of(config).get("num_hidden_layers", 1)):
-        names = [f"{body}.{layer}.{module}" for body in BODIES]
+    quantised, found = config.get("quantization_config") or {}, set[tuple[int, str]]()
+    base = base_units(quantised, module)
+    plain = {name for name, how in (quantised.get("extra_config") or {}).items() if how.get("bits") == 16}
+    plain |= {*(quantised.get("modules_to_not_convert") or ())}
+    for layer in range(text_of(config)["num_hidden_layers"]):
+        names = {f"{body}.{layer}.{module}" for body in BODIES}
         rule = next((one for one in rules if any(fnmatch(name, p) for name in names for p in one.modules)), None)
-        if rule is None or rule.format == "keep":
-            found |= base_units(config.get("quantization_config"), names)
-        elif rule.block:
-            found.add((max(rule.block), "FP8 blocks"))
+        if rule and rule.format != "keep":
+            found |= {(max(rule.block), "FP8 blocks")} if rule.block else set()
+        elif not plain & names:
+            found |= base
     return found
 
 
-def base_units(quantised: object, names: Sequence[str]) -> set[tuple[int, str]]:
-    """Of the base as published, by its quantization_config: block-scaled FP8, and INT4 in groups along the columns."""
-    if not isinstance(quantised, dict):
-        return set()
-    block, group = quantised.get("weight_block_size"), quantised.get("group_size")
-    kept = {*(quantised.get("modules_to_not_convert") or ())}
-    kept |= {name for name, how in (quantised.get("extra_config") or {}).items() if how.get("bits") == 16}
-    if kept & {*names}:
-        return set()
-    if isinstance(block, list) and block:
+def base_units(quantised: Mapping[str, Any], module: str) -> set[tuple[int, str]]:
+    """Of the base as published: block-scaled FP8, and INT4 in groups along the columns."""
+    block, group = quantised.get("weight_block_size"), quantised.get("group_size") or 0
+    if block:
         return {(max(block), "FP8 blocks")}
-    in_rows = names[0].endswith(("k_proj", "in_proj_qkv"))  # divided by rows, each of which has groups of its own
-    return {(group, "INT4 groups")} if isinstance(group, int) and group > 0 and not in_rows else set()
+    in_rows = module.endswith(("k_proj", "in_proj_qkv"))  # divided by rows, each of which has groups of its own
+    return {(group, "INT4 groups")} if group > 0 and not in_rows else set()

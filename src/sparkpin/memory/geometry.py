@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +10,12 @@ from sparkpin.core.errors import ManifestError
 
 DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}
 KNOWN = ("full_attention", "linear_attention", "sliding_attention")
+DIVIDED = {
+    "heads": "attention heads",
+    "key_heads": "linear key heads",
+    "value_heads": "linear value heads",
+    "expert_width": "expert width",
+}
 NEXT = "choose a model whose config.json describes a Qwen3.5 or a plain attention model"
 
 
@@ -55,26 +61,15 @@ class Geometry:
 
     def undivided(self, ranks: int) -> str:
         """The first size that `ranks` does not divide, though vLLM must divide it; "" where all are whole."""
-        sizes = {
-            "attention heads": self.heads,
-            "linear key heads": self.key_heads,
-            "linear value heads": self.value_heads,
-            "expert width": self.expert_width,
-        }
         if self.kv_heads % ranks and ranks % self.kv_heads:
             return f"KV heads ({self.kv_heads})"
-        return next((f"{name} ({size})" for name, size in sizes.items() if size % ranks), "")
+        sizes = ((what, getattr(self, name)) for name, what in DIVIDED.items())
+        return next((f"{what} ({size})" for what, size in sizes if size % ranks), "")
 
     def shard(self, ranks: int) -> Geometry:
         """What one of `ranks` tensor-parallel GPUs holds of each layer; KV heads are copied where there are fewer."""
-        return replace(
-            self,
-            heads=self.heads // ranks,
-            kv_heads=max(1, self.kv_heads // ranks),
-            key_heads=self.key_heads // ranks,
-            value_heads=self.value_heads // ranks,
-            expert_width=self.expert_width // ranks,
-        )
+        parts = {name: getattr(self, name) // ranks for name in DIVIDED}
+        return replace(self, kv_heads=max(1, self.kv_heads // ranks), **parts)
 
 
 def read_geometry(config: Mapping[str, Any], origin: str, *, drafter: bool = False) -> Geometry:
@@ -86,11 +81,16 @@ def read_geometry(config: Mapping[str, Any], origin: str, *, drafter: bool = Fal
 
     def number(key: str, default: int | None = None) -> int:
         value = text.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < (1 if default is None else 0):
-            seen = text.get(key, "(missing)")
-            raise ManifestError(origin, key, seen, "a positive whole number", next_step=NEXT)
+        if type(value) is not int or value < (1 if default is None else 0):
+            raise ManifestError(origin, key, value, "a positive whole number", next_step=NEXT)
         return value
 
+    # Older configs say torch_dtype.
+    types = [part[key] for part in (config, text) for key in ("dtype", "torch_dtype") if part.get(key)]
+    dtype, ssm_dtype = (*types, "bfloat16")[0], text.get("mamba_ssm_dtype")
+    for key, word in (("dtype", dtype), ("mamba_ssm_dtype", ssm_dtype or dtype)):
+        if word not in DTYPE_BYTES:
+            raise ManifestError(origin, key, word, f"one of {', '.join(DTYPE_BYTES)}", next_step=NEXT)
     layers = number("num_hidden_layers")
     kinds = layer_kinds(text, layers, origin, KNOWN if drafter else KNOWN[:2])
     linear, sliding = kinds.count("linear_attention"), kinds.count("sliding_attention")
@@ -112,11 +112,9 @@ def read_geometry(config: Mapping[str, Any], origin: str, *, drafter: bool = Fal
         value_dim=number("linear_value_head_dim", default),
         experts_per_token=number("num_experts_per_tok", 0),
         expert_width=number("moe_intermediate_size", 0) or number("intermediate_size", 0),
-        max_positions=positions(number("max_position_embeddings"), text),
-        # Older configs call it torch_dtype.
-        dtype=dtype_of(((part, key) for part in (config, text) for key in ("dtype", "torch_dtype")), origin)
-        or "bfloat16",
-        ssm_dtype=dtype_of([(text, "mamba_ssm_dtype")], origin),
+        max_positions=number("max_position_embeddings"),
+        dtype=dtype,
+        ssm_dtype=ssm_dtype,
         sliding=sliding,
         window=number("sliding_window") if sliding else 0,
         vision=any(str(name).endswith("ForConditionalGeneration") for name in config.get("architectures") or ()),
@@ -129,35 +127,14 @@ def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return text if isinstance(text, dict) else config
 
 
-def positions(stored: int, text: Mapping[str, Any]) -> int:
-    """vllm/config/model.py, _get_and_verify_max_len: `linear` and `dynamic` RoPE count times their factor."""
-    rope = text.get("rope_parameters") or text.get("rope_scaling")
-    rope = rope if isinstance(rope, dict) else {}
-    factor = rope.get("factor") if rope.get("rope_type", rope.get("type")) in ("linear", "dynamic") else 1
-    return int(stored * factor) if isinstance(factor, int | float) else stored
-
-
 def layer_kinds(text: Mapping[str, Any], layers: int, origin: str, known: Sequence[str]) -> list[str]:
     """One word a layer: from `layer_types`, else every n-th is full attention, else all are."""
     kinds = text.get("layer_types")
     if kinds is None:
         every = text.get("full_attention_interval") or 1
         return ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers:
-        seen = f"{len(kinds)} entries" if isinstance(kinds, list) else kinds
-        raise ManifestError(origin, "layer_types", seen, f"{layers} entries, one a layer", next_step=NEXT)
-    unknown = next((str(kind) for kind in kinds if kind not in known), None)
-    if unknown or set(kinds) == {"linear_attention"}:
-        expected = f"{' and '.join(known)}, not linear_attention alone"
-        raise ManifestError(origin, "layer_types", unknown or kinds[:3], expected, next_step=NEXT)
-    return kinds
-
-
-def dtype_of(places: Iterable[tuple[Mapping[str, Any], str]], origin: str) -> str | None:
-    """The first type that is given, of these mappings and keys."""
-    for part, key in places:
-        if (value := part.get(key)) is not None:
-            if value not in DTYPE_BYTES:
-                raise ManifestError(origin, key, value, f"one of {', '.join(DTYPE_BYTES)}", next_step=NEXT)
-            return str(value)
-    return None
+    unknown = [kind for kind in kinds if kind not in known]
+    if unknown or len(kinds) != layers or {*kinds} == {"linear_attention"}:
+        expected = f"{layers} of {' and '.join(known)}, not linear_attention alone"
+        raise ManifestError(origin, "layer_types", unknown[:1] or f"{len(kinds)} entries", expected, next_step=NEXT)
+    return [str(kind) for kind in kinds]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+import contextlib
+import functools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from sparkpin.checkpoint import plan as checkpoints
 from sparkpin.checkpoint import shapes
@@ -21,40 +24,29 @@ from sparkpin.fetch import model
 from sparkpin.host import machine as host
 from sparkpin.memory import estimates
 from sparkpin.memory.decode import SHORT, DecodeModel, Speed, decode_model
-from sparkpin.memory.geometry import Geometry, read_geometry, text_of
+from sparkpin.memory.geometry import Geometry, read_geometry
 from sparkpin.memory.plan import Machine, MemoryPlan, make_plan
-from sparkpin.memory.settings import OVERRIDES, CommandLine, Platform, Settings, read_settings
-from sparkpin.memory.weights import DRAFTER, weigh
+from sparkpin.memory.settings import Platform, Settings, read_settings
+from sparkpin.memory.weights import DRAFTER, alike, weigh
 from sparkpin.pins import manifests, schema, vllm_command, vllm_flags
 from sparkpin.pins import nodes as placement
 
 SPARK = "linux/arm64"
-UNITS = {
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 1 << 10,
-    "MIB": 1 << 20,
-    "GIB": 1 << 30,
-    "TIB": 1 << 40,
-}
+SIZE = TypeAdapter(ByteSize)
 
 
 @dataclass(frozen=True)
 class PlanInputs:
-    """What headers, config and flags say of a recipe. symmetric: its INT4 codes have no zero points of their own.
-
-    notes: where it is not from headers.
-    """
+    """What headers, config and flags say of a recipe. tensors, symmetric: see `weigh`. notes: where it is not from
+    headers."""
 
     geometry: Geometry
     settings: Settings
-    tensors: tuple[TensorInfo, ...]
+    tensors: Mapping[TensorInfo, int]
     symmetric: bool
     notes: tuple[str, ...] = ()
 
-    @property
+    @functools.cached_property
     def decode(self) -> DecodeModel:
         return decode_model(self.tensors, self.geometry, self.settings, symmetric=self.symmetric)
 
@@ -89,23 +81,19 @@ def read_inputs(
     argv, env = vllm_command.serve_argv(recipe, stack, chain)
     if nodes is not None:
         argv, env = as_if(argv, env, nodes, gpu=platform == "cuda")
-    command = CommandLine(argv, env, recipe.file, vllm_command.origins(recipe, stack, chain))
-    origin = f"{listings[pin.base].origin}: config.json"
-    config = overridden(planned.config, command)
-    geometry, drafter = read_geometry(config, origin), None
+    flags = vllm_flags.Flags(argv, recipe.file, vllm_command.origins(recipe, stack, chain))
+    config = merged(planned.config, flags.json("--hf-overrides"))
+    geometry, drafter = read_geometry(config, f"{listings[pin.base].origin}: config.json"), None
     places = checkpoints.final_tensors(planned, listings)
-    tensors = tuple(place.info for place in places if place.info.name not in planned.unlisted)
+    tensors = [place.info for place in places if place.info.name not in planned.unlisted]
     if draft := listings.get(schema.DRAFTER):
         drafter = read_geometry(read_json(draft, CONFIG), f"{draft.origin}: config.json", drafter=True)
         infos = (info for file in draft.headers for info in header_of(draft, file).tensors.values())
-        tensors += tuple(info._replace(name=f"{DRAFTER}/{info.name}") for info in infos)
+        tensors += [info._replace(name=f"{DRAFTER}/{info.name}") for info in infos]
     mods = {mod for part in chain for mod in part.mods}
-    settings = read_settings(command, platform, geometry, wide_state=has_wide_state(), drafter=drafter, mods=mods)
-    quantised = planned.config.get("quantization_config")
-    symmetric = isinstance(quantised, dict) and quantised.get("sym") is True
-    return PlanInputs(
-        geometry, settings, tensors, symmetric, (*yarn_notes(config), *(shapes.notes(pin, ahead) if ahead else ()))
-    )
+    settings = read_settings(flags, env, platform, geometry, wide_state=has_wide_state(), drafter=drafter, mods=mods)
+    symmetric = (planned.config.get("quantization_config") or {}).get("sym") is True
+    return PlanInputs(geometry, settings, alike(tensors), symmetric, shapes.notes(pin, ahead) if ahead else ())
 
 
 def is_locked(project: Path, recipe: schema.Recipe) -> bool:
@@ -113,29 +101,10 @@ def is_locked(project: Path, recipe: schema.Recipe) -> bool:
     return not manifests.unlocked(project, manifests.model_of(project, recipe))
 
 
-def overridden(config: Mapping[str, Any], command: CommandLine) -> dict[str, Any]:
-    """A config with what --hf-overrides changes in it."""
-    return merged(config, vllm_flags.Flags(command.argv, command.origin, command.origins).json(OVERRIDES))
-
-
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    inner = {
-        key: merged(base[key], new)
-        for key, new in changes.items()
-        if isinstance(new, dict) and isinstance(base.get(key), dict)
-    }
+    """A mapping with others in the place of its values, where both are mappings key by key."""
+    inner = {key: merged(base[key], new) for key, new in changes.items() if isinstance(new, dict) and base.get(key)}
     return {**base, **changes, **inner}
-
-
-def yarn_notes(config: Mapping[str, Any]) -> Iterator[str]:
-    """vLLM counts no factor of YaRN, as the config's positions are meant to hold it."""
-    rope = text_of(config).get("rope_parameters")
-    if isinstance(rope, dict) and rope.get("rope_type") == "yarn":
-        base, factor = (rope.get(name) for name in ("original_max_position_embeddings", "factor"))
-        reach = ""
-        if isinstance(base, int) and isinstance(factor, int | float):  # vLLM refuses a config that lacks one
-            reach = f"reaches {int(base * factor):,} positions and "
-        yield f"YaRN {reach}changes short prompts, too (docs/memory.md#a-million-tokens)"
 
 
 def as_if(argv: list[str], env: dict[str, str], nodes: int, *, gpu: bool) -> tuple[list[str], dict[str, str]]:
@@ -152,22 +121,19 @@ def has_wide_state(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def speed_of(
-    paths: Paths,
-    recipe: schema.Recipe,
-    stage: str,
-    inputs: PlanInputs,
-    lengths: tuple[int, ...],
-    bandwidth: float | None,
+    paths: Paths, recipe: schema.Recipe, stage: str, inputs: PlanInputs, lengths: Iterable[int], bandwidth: float | None
 ) -> Speed:
-    """What a recipe's decode can reach, and what others have published of that stage on one Spark."""
-    published = manifests.load_published(paths.project)
+    """What a recipe's decode can reach with so many tokens in the cache, and what others have published of that stage
+    on one Spark."""
+    published, settings = manifests.load_published(paths.project), inputs.settings
     drafter = manifests.model_of(paths.project, recipe).drafter
-    accepted = published.accepted if inputs.settings.draft_layers else None
+    accepted = published.accepted if settings.draft_layers else None
     if drafter and drafter.drafts:
         accepted = drafter.drafts.accepted
-    one_spark = inputs.settings.ranks == 1 and bandwidth == estimates.SPARK_BANDWIDTH
-    figures = tuple(one for one in published.speeds if one_spark and (one.recipe, one.stage) == (recipe.name, stage))
-    return Speed(inputs.decode, [one for one in lengths if one > SHORT], bandwidth, accepted, figures)
+    one_spark = settings.ranks == 1 and bandwidth == estimates.SPARK_BANDWIDTH
+    figures = [one for one in published.speeds if one_spark and (one.recipe, one.stage) == (recipe.name, stage)]
+    steps = {length: inputs.decode.step(length) for length in (SHORT, *lengths) if length >= SHORT}
+    return Speed(steps, bandwidth, accepted, figures)
 
 
 def machine_for(stack: schema.Stack, memory: str = "", free: str = "") -> Machine:
@@ -182,16 +148,16 @@ def machine_for(stack: schema.Stack, memory: str = "", free: str = "") -> Machin
         made = Machine(estimates.SPARK_TOTAL, estimates.SPARK_FREE, "an idle DGX Spark", "estimate")
     else:
         raise HostError(f"stack {stack.name} is for {stack.platform}", next_step="give --memory, such as --memory 32GB")
-    if free and (size := parse_size("free", free)) > made.total:
+    if not free:
+        return made
+    if (size := parse_size("free", free)) > made.total:
         expected = f"no more than the {gib(made.total)} of {made.source}"
-        step = "give --memory, the size of all memory, too, or a smaller --free"
-        raise InputError(f"--free: got {gib(size)}, expected {expected}", next_step=step)
-    return replace(made, free=size) if free else made
+        raise InputError(f"--free: got {free}, expected {expected}", next_step="give --memory, the size of all memory")
+    return replace(made, free=size)
 
 
 def parse_size(option: str, text: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip())
-    if not found or found[2].upper() not in UNITS or not float(found[1]):
-        expected = "a number and kB, MB, GB, TB, KiB, MiB, GiB or TiB"
-        raise InputError(f"--{option}: got {text!r}, expected {expected}", next_step=f"--{option} 128GB, or 119.2GiB")
-    return int(float(found[1]) * UNITS[found[2].upper()])
+    with contextlib.suppress(ValidationError):
+        if (size := SIZE.validate_python(text.strip())) >= 1 << 20:  # less was meant to have another unit
+            return size
+    raise InputError(f"--{option}: got {text!r}, expected a size", next_step=f"--{option} 128GB, or 119.2GiB")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,17 +33,18 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLine:
-    """One share of the memory, and how it is known. span: lowest and highest bytes of an estimate that has a range."""
+    """One share of the memory, and how it is known. span: lowest and highest bytes."""
 
     what: str
     bytes: int
+    span: tuple[int, int]
     how: How
-    note: str = ""
-    span: tuple[int, int] | None = None
+    note: str
 
-    @classmethod
-    def of(cls, what: str, estimate: Estimate, note: str) -> MemoryLine:
-        return cls(what, estimate.likely, "estimate", note, estimate[1:])
+
+def line(what: str, size: Estimate | int, note: str, how: How = "estimate") -> MemoryLine:
+    likely, *span = size if isinstance(size, Estimate) else (size, size, size)
+    return MemoryLine(what, likely, (span[0], span[1]), how, note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +96,11 @@ class MemoryPlan:
 
     @property
     def fixed(self) -> int:
-        return sum(line.bytes for line in self.inside)
+        return sum(one.bytes for one in self.inside)
 
     @property
     def around(self) -> int:
-        return sum(line.bytes for line in self.outside)
+        return sum(one.bytes for one in self.outside)
 
     @property
     def needed(self) -> int:
@@ -158,17 +159,19 @@ class MemoryPlan:
 
 
 def make_plan(geometry: Geometry, settings: Settings, weights: Sequence[WeightKind], machine: Machine) -> MemoryPlan:
-    inside, outside = inside_lines(geometry, settings, weights), outside_lines(settings)
+    inside, outside = tuple(inside_lines(geometry, settings, weights)), tuple(outside_lines(settings))
     # gpu_worker.py, cpu_worker.py: a share of all memory must be free at the start, on a GPU even if the pool is given.
     share = math.ceil(machine.total * settings.utilization)
-    own = lay_out(geometry, settings)
-    given = settings.blocks * own.block_bytes if settings.blocks else settings.kv_bytes
-    fixed = [sum(span[at] for span in map(span_of, inside)) for at in range(3)]
-    least, pool, most = (max(0, share - size) if given is None else given for size in reversed(fixed))
-    max_len = settings.max_model_len
+    if settings.kv_bytes is None:
+        likely, least, most = map(sum, zip(*((one.bytes, *one.span) for one in inside), strict=True))
+        left = Estimate(*(max(0, share - size) for size in (likely, most, least)))
+        pool = line("KV pool", left, f"what is left of {settings.utilization:g} of all memory", "vLLM's rule")
+    else:
+        pool = line("KV pool", settings.kv_bytes, settings.kv_from, "flag")
+    own, max_len = lay_out(geometry, settings), settings.max_model_len
     if max_len == AUTO:
-        max_len = min(geometry.max_positions, own.longest(own.blocks(pool)))
-    names = dict.fromkeys((settings.cache_dtype, *FORMATS))
+        max_len = min(geometry.max_positions, own.longest(own.blocks(pool.bytes)))
+    caches = [lay_out(geometry, settings, name) for name in dict.fromkeys((settings.cache_dtype, *FORMATS))]
     return MemoryPlan(
         geometry=geometry,
         settings=settings,
@@ -178,57 +181,33 @@ def make_plan(geometry: Geometry, settings: Settings, weights: Sequence[WeightKi
         outside=outside,
         weights=tuple(weights),
         budget=share if settings.kv_bytes is None or settings.platform == "cuda" else None,
-        pool_line=pool_line(settings, (least, pool, most)),
-        capacities=tuple(
-            capacity(lay_out(geometry, settings, name), pool, max_len, chosen=name == settings.cache_dtype)
-            for name in names
-        ),
+        pool_line=pool,
+        capacities=tuple(capacity(one, pool.bytes, max_len, chosen=one == own) for one in caches),
     )
 
 
-def pool_line(settings: Settings, sizes: tuple[int, int, int]) -> MemoryLine:
-    """sizes: lowest, likely and highest bytes."""
-    if settings.kv_bytes is None and not settings.blocks:
-        note = f"what is left of {settings.utilization:g} of all memory"
-        return MemoryLine("KV pool", sizes[1], "vLLM's rule", note, (sizes[0], sizes[2]))
-    return MemoryLine("KV pool", sizes[1], "flag", "--num-gpu-blocks-override" if settings.blocks else settings.kv_from)
-
-
-def span_of(line: MemoryLine) -> tuple[int, int, int]:
-    """Lowest, likely and highest bytes."""
-    low, high = line.span or (line.bytes, line.bytes)
-    return low, line.bytes, high
-
-
-def inside_lines(geometry: Geometry, settings: Settings, weights: Sequence[WeightKind]) -> tuple[MemoryLine, ...]:
+def inside_lines(geometry: Geometry, settings: Settings, weights: Sequence[WeightKind]) -> Iterator[MemoryLine]:
     """What is there before the KV pool."""
     step = f"{settings.max_num_batched_tokens:,} tokens a step, {settings.max_num_seqs:,} sequences"
-    found = [
-        MemoryLine("weights", sum(row.held for row in weights), "header", "see below"),
-        MemoryLine.of("activations", estimates.activations(geometry, settings), step),
-    ]
+    yield line("weights", sum(row.held for row in weights), "see below", "header")
+    yield line("activations", estimates.activations(geometry, settings), step)
     if settings.platform == "cpu":
-        note = "0.95 GiB measured with scripted-tiny"
-        return (*found, MemoryLine("server process", estimates.CPU_PROCESS, "estimate", note))
+        yield line("server process", estimates.CPU_PROCESS, "0.95 GiB measured with scripted-tiny")
+        return
     note = "--enforce-eager: none" if settings.eager else "1.29 GiB published for 48 layers"
-    found.append(MemoryLine.of("CUDA graphs", estimates.graphs(geometry, settings), note))
-    found.append(
-        MemoryLine.of("what vLLM counts as its own", estimates.HELD, "all that MemAvailable falls by meanwhile")
-    )
+    yield line("CUDA graphs", estimates.graphs(geometry, settings), note)
+    yield line("what vLLM counts as its own", estimates.HELD, "all that MemAvailable falls by meanwhile")
     if buffers := estimates.LOADER_BUFFERS.get(settings.loader):
-        found.append(MemoryLine.of("loader's buffers", buffers, f"--load-format {settings.loader}"))
-    return tuple(found)
+        yield line("loader's buffers", buffers, f"--load-format {settings.loader}")
 
 
-def outside_lines(settings: Settings) -> tuple[MemoryLine, ...]:
+def outside_lines(settings: Settings) -> Iterator[MemoryLine]:
     """What vLLM's budget does not count."""
-    if settings.platform == "cpu":
-        return ()
-    found = [MemoryLine("server outside the budget", estimates.SPARK_SERVER, "estimate", "unified memory")]
-    if settings.ranks > 1:
-        found.append(MemoryLine("NCCL's buffers", estimates.NCCL, "estimate", "from a report of four Sparks"))
-    note = "below it the server is ended"
-    return (*found, MemoryLine("kept for the machine", HOST_RESERVE, "config", note))
+    if settings.platform == "cuda":
+        yield line("server outside the budget", estimates.SPARK_SERVER, "unified memory")
+        if settings.ranks > 1:
+            yield line("NCCL's buffers", estimates.NCCL, "from a report of four Sparks")
+        yield line("kept for the machine", HOST_RESERVE, "below it the server is ended", "config")
 
 
 def capacity(cache: Cache, pool: int, max_len: int, *, chosen: bool) -> Capacity:

@@ -10,6 +10,7 @@ from sparkpin.core.terminal import gib, size
 from sparkpin.memory.decode import SHORT, Speed
 from sparkpin.memory.estimates import SPARK_BANDWIDTH
 from sparkpin.memory.plan import Capacity, MemoryPlan
+from sparkpin.memory.weights import WeightKind
 
 Row = tuple[str, ...]
 MEMORY = ("what", "size", "range", "known from", "note")
@@ -25,27 +26,23 @@ def title(plan: MemoryPlan, recipe: str, stage: str) -> Iterator[str]:
     yield f"  {gib(machine.total)} in all, {gib(machine.free)} free"
 
 
-def memory_rows(plan: MemoryPlan) -> list[Row]:
-    rows: list[Row] = [
-        (line.what, gib(line.bytes), span(*line.span) if line.span else "", line.how, line.note) for line in plan.lines
-    ]
-    rows.append(("needed", gib(plan.needed), "", "", "of what is free"))
+def memory_rows(plan: MemoryPlan) -> Iterator[Row]:
+    for line in plan.lines:
+        low, high = map(gib, line.span)
+        yield line.what, gib(line.bytes), "" if low == high else f"{low} to {high}", line.how, line.note
+    yield "needed", gib(plan.needed), "", "", "of what is free"
     if plan.budget is not None:
         share = f"{plan.settings.utilization:g} of all memory"
-        rows.append(("budget", gib(plan.budget), "", "flag", f"--gpu-memory-utilization: {share}"))
+        yield "budget", gib(plan.budget), "", "flag", f"--gpu-memory-utilization: {share}"
     if plan.left > 0:
-        rows.append(("left", gib(plan.left), "", "", "of what is free"))
-    return rows
+        yield "left", gib(plan.left), "", "", "of what is free"
 
 
-def span(low: int, high: int) -> str:
-    return "" if low == high else f"{gib(low)} to {gib(high)}"
-
-
-def weight_rows(plan: MemoryPlan) -> list[Row]:
-    rows = [(w.kind, f"{w.tensors:,}", gib(w.stored), gib(w.held)) for w in plan.weights]
-    count, stored = sum(w.tensors for w in plan.weights), sum(w.stored for w in plan.weights)
-    return [*rows, ("in all", f"{count:,}", gib(stored), gib(sum(w.held for w in plan.weights)))]
+def weight_rows(plan: MemoryPlan) -> Iterator[Row]:
+    rows = plan.weights
+    stored, held = sum(one.stored for one in rows), sum(one.held for one in rows)
+    for one in (*rows, WeightKind("in all", sum(one.tensors for one in rows), stored, held, 0)):
+        yield one.kind, f"{one.tensors:,}", gib(one.stored), gib(one.held)
 
 
 def cache_columns(plan: MemoryPlan) -> Row:
@@ -55,15 +52,10 @@ def cache_columns(plan: MemoryPlan) -> Row:
 
 
 def cache_row(capacity: Capacity) -> Row:
-    cache = capacity.cache
-    return (
-        f"{cache.cache_dtype}{' (chosen)' if capacity.chosen else ''}",
-        f"{cache.block_size:,}",
-        f"{cache.token_bytes:,}",
-        f"{capacity.tokens:,}",
-        f"{capacity.concurrency:.2f}x",
-        *(str(count) for count in capacity.requests.values()),
-    )
+    cache, chosen = capacity.cache, " (chosen)" if capacity.chosen else ""
+    sizes = (f"{size:,}" for size in (cache.block_size, cache.token_bytes, capacity.tokens))
+    requests = (str(count) for count in capacity.requests.values())
+    return f"{cache.cache_dtype}{chosen}", *sizes, f"{capacity.concurrency:.2f}x", *requests
 
 
 def cache_lines(plan: MemoryPlan) -> Iterator[str]:
@@ -75,32 +67,29 @@ def cache_lines(plan: MemoryPlan) -> Iterator[str]:
 
 def log_line(plan: MemoryPlan) -> str:
     """vLLM's own figures may differ."""
-    device = "CPU" if plan.settings.platform == "cpu" else "GPU"
-    return (
-        f"vLLM may log: {device} KV cache size: {plan.chosen.tokens:,} tokens, "
-        f"Maximum concurrency for {plan.max_model_len:,} tokens per request: {plan.chosen.concurrency:.2f}x"
-    )
+    device, chosen = "CPU" if plan.settings.platform == "cpu" else "GPU", plan.chosen
+    rest = f"Maximum concurrency for {plan.max_model_len:,} tokens per request: {chosen.concurrency:.2f}x"
+    return f"vLLM may log: {device} KV cache size: {chosen.tokens:,} tokens, {rest}"
 
 
-def speed_lines(speed: Speed) -> Iterator[str]:
-    ranks, step, ceiling = speed.model.settings.ranks, speed.step, speed.ceiling()
+def speed_lines(speed: Speed, ranks: int) -> Iterator[str]:
+    step, rate, ceiling = speed.steps[SHORT], speed.bandwidth, speed.ceiling()
     each = f", each of {ranks} machines" if ranks > 1 else ""
     yield f"Decode: a step of one request reads {size(int(step.bytes))} ({SHORT:,} tokens in the cache{each})"
-    if speed.bandwidth is None:
+    if rate is None:
         yield "for the highest speed give the memory's bandwidth: --bandwidth GB/s"
         return
-    whose = " (a DGX Spark's memory)" if speed.bandwidth == SPARK_BANDWIDTH else ""
-    at = f"at {speed.bandwidth / 1e9:g} GB/s{whose} the ceiling is"
-    none, every = step.ceiling(speed.bandwidth), step.ceiling(speed.bandwidth, 1.0)
-    drafts = f"{none:.1f} tokens/s if none of {step.drafted} drafted tokens is accepted, {every:.1f} if all are"
+    whose = " (a DGX Spark's memory)" if rate == SPARK_BANDWIDTH else ""
+    at = f"at {rate / 1e9:g} GB/s{whose} the ceiling is"
+    drafts = f"if none of {step.drafted} drafted tokens is accepted, {step.ceiling(rate, 1.0):.1f} if all are"
     if ceiling is None:
-        yield f"{at} {drafts}"
+        yield f"{at} {step.ceiling(rate):.1f} tokens/s {drafts}"
         return
     share = f" if {speed.accepted:.0%} of {step.drafted} drafted tokens are accepted" if step.drafted else ""
     yield f"{at} {ceiling:.1f} tokens/s{share}"
     if step.drafted:
-        yield f"  {drafts}"
-    for length in speed.lengths:
+        yield f"  {step.ceiling(rate):.1f} tokens/s {drafts}"
+    for length in [*speed.steps][1:]:
         yield f"  {speed.ceiling(length):.1f} tokens/s with {length:,} tokens in the cache"
     if ranks > 1:
         yield "  without the time that the machines take to exchange their results"
@@ -126,15 +115,13 @@ def notes(plan: MemoryPlan) -> Iterator[str]:
     fitting = plan.chosen.requests.get(plan.max_model_len, 0)
     if settings.max_num_seqs < fitting:
         yield f"--max-num-seqs {settings.max_num_seqs} lets no more than so many of the {fitting} requests run at once"
-    least = plan.pool_line.span[0] if plan.pool_line.span else plan.pool
+    least = plan.pool_line.span[0]
     if plan.fits and not cache.requests(cache.blocks(least), plan.max_model_len):
         yield f"the lowest pool of its range, {gib(least)}, would not hold one request"
     if settings.unread:
         yield f"not counted, since this plan does not know what they do: {', '.join(settings.unread)}"
     if plan.max_model_len > geometry.max_positions and settings.longer:
         yield f"--max-model-len {plan.max_model_len:,} is more than the model's {geometry.max_positions:,} positions"
-    if whole := sum(row.whole for row in plan.weights):
-        yield f"{gib(whole)} of the weights are not divided: routers, norms and others are on every machine"
     yield from plan.notes
 
 

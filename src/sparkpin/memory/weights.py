@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sparkpin.checkpoint.safetensors import TensorInfo
@@ -12,10 +13,11 @@ from sparkpin.memory.settings import Settings
 
 INT4 = ("qweight", "qzeros", "scales", "g_idx")
 FP8 = ("F8_E4M3", "F8_E5M2")
-HEAD, MTP, VISION, DRAFTER, EMBEDDINGS = "LM head", "MTP layer", "vision tower", "drafter", "embeddings"
+HEAD, MTP, MTP_EXPERTS, EMBEDDINGS = "LM head", "MTP layer", "MTP experts", "embeddings"
+VISION, DRAFTER = "vision tower", "drafter"
 KINDS = (
     "INT4 experts", "INT4 layers", "FP4 experts", "FP4 layers", "FP8 experts", "FP8 layers",
-    "16-bit experts", "16-bit layers", "32-bit layers", EMBEDDINGS, HEAD, MTP, VISION, DRAFTER,
+    "16-bit experts", "16-bit layers", "32-bit layers", EMBEDDINGS, HEAD, MTP, MTP_EXPERTS, VISION, DRAFTER,
 )  # fmt: skip
 """In the order of a table."""
 # A second model's names begin with its folder.
@@ -25,34 +27,44 @@ BY_NAME = {".drafter/": DRAFTER, ".mtp.": MTP, ".visual.": VISION, "embed_tokens
 # GPTQ and AWQ on CUDA, whose kernel takes no narrow parts: layers/mamba/gdn/qwen_gdn_linear_attn.py, maybe_disable_tp.
 WHOLE = re.compile(r"norm|\.mlp\.gate\.|\.shared_expert_gate\.|\.patch_embed\.|\.pos_embed\.")
 WHOLE_ON_CUDA = re.compile(r"\.in_proj_[ab]\.")
+LAYER = re.compile(r"\.\d+\.")
 KEYS = re.compile(r"\.self_attn\.[kv]_proj\.")
 
 
 @dataclass(frozen=True, slots=True)
 class WeightKind:
-    """One kind. stored: bytes in the checkpoint; held: bytes in the memory of one machine.
-
-    whole: of `held`, what every machine has alike, as it is not divided.
-    """
+    """One kind. stored: bytes in the checkpoint; held: bytes in the memory of one machine; read: of them, what a pass
+    over all of it reads."""
 
     kind: str
     tensors: int
     stored: int
     held: int
-    whole: int
+    read: int
 
 
-def weigh(tensors: Iterable[TensorInfo], geometry: Geometry, settings: Settings) -> list[WeightKind]:
-    """A checkpoint's tensors by kind."""
+def alike(tensors: Iterable[TensorInfo]) -> Counter[TensorInfo]:
+    """Tensors that differ in their layer alone, and how many there are: a checkpoint can have 100,000."""
+    return Counter(
+        TensorInfo(LAYER.sub(".0.", name, count=1), dtype, shape, 0, end - begin)
+        for name, dtype, shape, begin, end in tensors
+    )
+
+
+def weigh(
+    tensors: Mapping[TensorInfo, int], geometry: Geometry, settings: Settings, *, symmetric: bool = False
+) -> list[WeightKind]:
+    """A checkpoint's tensors (see `alike`) by kind. symmetric: INT4 codes have no zero points of their own, so that
+    kernels leave `qzeros` unread. A second model's experts are all read, and its embeddings not at all."""
     counts: dict[str, list[int]] = {}
-    for info in tensors:
-        kind = kind_of(info)
-        row = counts.setdefault(kind, [0, 0, 0, 0])
-        held = held_bytes(info, kind, settings) + copied_bytes(info, kind, settings)
-        parts = parts_of(info, geometry, settings)
-        whole = held if parts == 1 < settings.ranks else 0
-        for at, more in enumerate((1, info.nbytes, -(-held // parts), whole)):
-            row[at] += more
+    for info, count in tensors.items():
+        kind, parts = kind_of(info), parts_of(info, geometry, settings)
+        held, row = held_bytes(info, kind, settings), counts.setdefault(kind, [0, 0, 0, 0])
+        is_unread = symmetric and info.name.endswith((".qzeros", ".g_idx"))
+        read = 0 if is_unread or (kind == DRAFTER and "embed_tokens" in info.name) else -(-held // parts)
+        held += copied_bytes(info, kind, settings)
+        for at, more in enumerate((1, info.nbytes, -(-held // parts), read)):
+            row[at] += count * more
     return [WeightKind(kind, *counts[kind]) for kind in KINDS if kind in counts]
 
 
@@ -75,7 +87,7 @@ def kind_of(info: TensorInfo) -> str:
     """By the tensor's name and type: INT4 as AutoRound and GPTQ name it, FP8 as Qwen, FP4 as ModelOpt."""
     name, part = f".{info.name}", info.name.rpartition(".")[2]
     if kind := next((kind for piece, kind in BY_NAME.items() if piece in name), None):
-        return kind
+        return MTP_EXPERTS if kind == MTP and ".experts." in name else kind
     place = "experts" if ".experts." in name else "layers"
     if part in INT4:
         return f"INT4 {place}"
@@ -89,7 +101,7 @@ def kind_of(info: TensorInfo) -> str:
 
 def held_bytes(info: TensorInfo, kind: str, settings: Settings) -> int:
     """An MTP drafter shares embeddings and LM head with the model (vLLM 0.32, v1/spec_decode/llm_base_proposer.py)."""
-    if (kind == MTP and not settings.draft_layers) or (kind == VISION and settings.text_only):
+    if (kind in (MTP, MTP_EXPERTS) and not settings.draft_layers) or (kind == VISION and settings.text_only):
         return 0
     if (kind == HEAD or info.name.endswith("/lm_head.weight")) and settings.int8_head and len(info.shape) == 2:
         # mods/int8-lm-head: codes in rows of whole 64 columns, a 16-bit scale for each row and column, which a

@@ -18,7 +18,7 @@ from sparkpin.host.engine import Engine
 from sparkpin.memory.cache import lay_out
 from sparkpin.memory.geometry import read_geometry
 from sparkpin.memory.inputs import has_wide_state
-from sparkpin.memory.settings import GIB, CommandLine, read_settings
+from sparkpin.memory.settings import GIB, read_settings
 from sparkpin.pins import manifests, vllm_flags
 from sparkpin.releases import container
 from sparkpin.releases.record import Release, Releases
@@ -106,7 +106,7 @@ def assert_logged(release: Release, log: str) -> None:
     config = json.loads((base_folder() / "config.json").read_text())
     geometry = read_geometry(config, release.stage)
     argv, env = list(release.argv), dict(release.env)
-    settings = read_settings(CommandLine(argv, env, ""), "cpu", geometry, wide_state=has_wide_state())
+    settings = read_settings(vllm_flags.Flags(argv, "", {}), env, "cpu", geometry, wide_state=has_wide_state())
     cache = lay_out(geometry, settings)
     assert settings.kv_bytes == GIB
     tokens, concurrency = cache.capacity(cache.blocks(GIB), LENGTH)
@@ -127,8 +127,8 @@ def wanted_cases() -> tuple[list[dict[str, Any]], dict[tuple[str, int, int], dic
         )
         geometry = read_geometry(config, name)
         for length in lengths:
-            command = CommandLine(argv_of(args, length), {}, name)
-            settings = read_settings(command, "cpu", geometry, wide_state=has_wide_state())
+            flags = vllm_flags.Flags(argv_of(args, length), name, {})
+            settings = read_settings(flags, {}, "cpu", geometry, wide_state=has_wide_state())
             cache = lay_out(geometry, settings)
             for pool in pools:
                 blocks = cache.blocks(pool)

@@ -28,12 +28,12 @@ from sparkpin.memory.estimates import SPARK_FREE, SPARK_TOTAL
 from sparkpin.memory.geometry import read_geometry
 from sparkpin.memory.inputs import PlanInputs, read_inputs
 from sparkpin.memory.plan import Machine, make_plan
-from sparkpin.memory.settings import CommandLine, read_settings
-from sparkpin.memory.weights import weigh
+from sparkpin.memory.settings import read_settings
+from sparkpin.memory.weights import alike, weigh
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import DRAFTER, FlagValue
 from sparkpin.pins.vllm_command import own_argv
-from sparkpin.pins.vllm_flags import set_flag
+from sparkpin.pins.vllm_flags import Flags, set_flag
 
 
 @pytest.fixture(scope="module")
@@ -113,11 +113,11 @@ def dflash(*flags: tuple[str, FlagValue]) -> PlanInputs:
     assert shapes
     drafter = read_geometry(shapes.config, "published", drafter=True)
     argv = functools.reduce(lambda words, flag: set_flag(words, *flag), flags, own_argv(recipe))
-    settings = read_settings(CommandLine(argv, {}, ""), "cuda", GEOMETRY, drafter=drafter, mods=("int8-lm-head",))
+    settings = read_settings(Flags(argv, "", {}), {}, "cuda", GEOMETRY, drafter=drafter, mods=("int8-lm-head",))
     listed = shapes.listing(DRAFTER)
     own = (info for file in listed.headers for info in header_of(listed, file).tensors.values())
     every = (*tensors(Figure("v2-drafter")), *(info._replace(name=f"{DRAFTER}/{info.name}") for info in own))
-    return PlanInputs(GEOMETRY, settings, every, True)
+    return PlanInputs(GEOMETRY, settings, alike(every), True)
 
 
 def test_the_plan_is_what_vllm_logged_with_a_drafter_of_the_model_s_own_geometry(

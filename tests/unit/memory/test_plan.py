@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -28,19 +30,19 @@ from places import PROJECT
 
 from benchmarks.scripted_tiny import network
 from benchmarks.scripted_tiny.vocabulary import vocabulary
-from sparkpin.checkpoint.repository import header_of
+from sparkpin.checkpoint.safetensors import TensorInfo, tensor_nbytes
 from sparkpin.checkpoint.shapes import load_shapes
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.terminal import gib
 from sparkpin.memory import estimates
 from sparkpin.memory.cache import FORMATS, lay_out, slot_bytes
 from sparkpin.memory.geometry import read_geometry
-from sparkpin.memory.inputs import as_if, overridden, yarn_notes
+from sparkpin.memory.inputs import as_if, merged
 from sparkpin.memory.plan import Machine, make_plan
-from sparkpin.memory.settings import GIB, CommandLine, read_settings
+from sparkpin.memory.settings import GIB, read_settings
 from sparkpin.memory.text import log_line, notes, title, to_json
-from sparkpin.memory.weights import weigh
-from sparkpin.pins.vllm_flags import AUTO
+from sparkpin.memory.weights import alike, weigh
+from sparkpin.pins.vllm_flags import AUTO, Flags
 
 SMALL = "--max-num-seqs 16 --max-model-len 32768"
 SHARE = "--gpu-memory-utilization 0.8 --max-num-seqs 16"
@@ -116,10 +118,10 @@ def test_bytes_of_a_token_and_head() -> None:
 def test_gdn_state_of_a_request() -> None:
     """36 layers; conv: 3 inputs of 12,288 channels in BF16; recurrent: 64 heads of 128 x 128 in float32."""
     plain = cache_of("--no-enable-prefix-caching")
-    assert (plain.conv_bytes, plain.ssm_bytes, plain.states.copies) == (73_728, 4_194_304, 1)
+    assert (plain.state_bytes, plain.states.copies) == (73_728 + 4_194_304, 1)
     assert plain.states_bytes == 36 * 4_268_032
     drafting = cache_of("--no-enable-prefix-caching " + MTP2)
-    assert (drafting.conv_bytes, drafting.states.copies) == (5 * 12_288 * 2, 3)
+    assert (drafting.state_bytes, drafting.states.copies) == (5 * 12_288 * 2 + 4_194_304, 3)
     assert cache_of("--enable-prefix-caching " + MTP2).states.copies == 4
 
 
@@ -128,9 +130,9 @@ def test_the_state_types_flag_goes_before_the_config_and_the_cpu_before_the_acti
     assert settings_of(unsaid).ssm_dtype == "bfloat16"
     assert settings_of(unsaid, "--mamba-ssm-cache-dtype float16").ssm_dtype == "float16"
     assert settings_of(geometry_122b(), "--mamba-ssm-cache-dtype bfloat16").ssm_dtype == "bfloat16"
-    command = CommandLine(["vllm", "serve", "/model"], {}, "r")
-    assert read_settings(command, "cpu", unsaid, wide_state=True).ssm_dtype == "float32"
-    assert read_settings(command, "cuda", unsaid, wide_state=True).ssm_dtype == "bfloat16"
+    flags = Flags(["vllm", "serve", "/model"], "r", {})
+    assert read_settings(flags, {}, "cpu", unsaid, wide_state=True).ssm_dtype == "float32"
+    assert read_settings(flags, {}, "cuda", unsaid, wide_state=True).ssm_dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(
@@ -237,25 +239,13 @@ def test_more_tokens_than_positions_do_not_fit_unless_vllm_is_told_to_take_them(
     allowed = settings_of(geometry, flags, "cuda", VLLM_ALLOW_LONG_MAX_MODEL_LEN="1")
     made = make_plan(geometry, allowed, weights, SPARK)
     assert made.fits and any("8,192" in note for note in notes(made))
-    rope = {"rope_type": "linear", "factor": 2.0}
-    assert geometry_122b(max_position_embeddings=8192, rope_parameters=rope).max_positions == 16_384
-    yarn = {"rope_type": "yarn", "factor": 2.0}
-    assert geometry_122b(max_position_embeddings=8192, rope_parameters=yarn).max_positions == 8192
 
 
 def test_what_hf_overrides_change_is_the_config_s() -> None:
-    """vLLM counts no factor of YaRN, as the config's positions are meant to hold it."""
-    config = {"text_config": {"max_position_embeddings": 262_144, "hidden_size": 1}, "a": 1}
-    for text, positions in (({"rope_parameters": {"rope_type": "yarn"}}, 262_144), ({"max_position_embeddings": 9}, 9)):
-        words = ["vllm", "serve", "/model", "--hf-overrides", json.dumps({"text_config": text})]
-        found = overridden(config, CommandLine(words, {}, "recipes/r.yaml"))
-        assert found["text_config"] == {"max_position_embeddings": positions, "hidden_size": 1} | text
-
-
-def test_how_far_yarn_reaches_is_noted_where_the_config_says_it() -> None:
+    config = {"text_config": {"rope_parameters": {"rope_theta": 1, "rope_type": "default"}, "hidden_size": 1}, "a": 1}
     rope = {"rope_type": "yarn", "factor": 4.0}
-    assert "262,144" in next(yarn_notes({"rope_parameters": rope | {"original_max_position_embeddings": 65_536}}))
-    assert len([*yarn_notes({"rope_parameters": rope})]) == 1, "vLLM refuses it; a plan is none the worse"
+    found = merged(config, {"text_config": {"rope_parameters": rope}})
+    assert found == {"text_config": {"rope_parameters": {"rope_theta": 1} | rope, "hidden_size": 1}, "a": 1}
 
 
 def test_what_does_not_fit_comes_with_what_would() -> None:
@@ -308,7 +298,8 @@ def test_weights_of_the_122b_by_kind() -> None:
         ("32-bit layers", 72, 27_648),
         ("embeddings", 1, 1_525_678_080),
         ("LM head", 1, 1_525_678_080),
-        ("MTP layer", 785, 0),
+        ("MTP layer", 17, 0),
+        ("MTP experts", 768, 0),
         ("vision tower", 333, 902_581_728),
     ]
     assert sum(row.tensors for row in rows) == 112_901
@@ -318,7 +309,7 @@ def test_weights_of_the_122b_by_kind() -> None:
 def test_weights_with_drafter_and_int8_head_and_on_a_cpu() -> None:
     loading = loaded(draft_layers=1, text_only=True, int8_head=True, platform="cpu")
     held = {row.kind: row.held for row in weights_122b(loading)}
-    assert held["MTP layer"] == 5_047_358_464
+    assert held["MTP layer"] + held["MTP experts"] == 5_047_358_464
     assert held["vision tower"] == 0
     assert held["LM head"] == 248_320 * 3072 + 2 * (248_320 + 3072)
     assert held["INT4 experts"] == 48 * 256 * 3 * 1024 * 3072 * 2
@@ -327,18 +318,17 @@ def test_weights_with_drafter_and_int8_head_and_on_a_cpu() -> None:
 def test_what_two_nodes_hold_of_the_weights() -> None:
     """Halves, but routers, norms, the shared expert's gate and, on CUDA, in_proj_a and in_proj_b, which are whole."""
     loading = loaded(draft_layers=1, text_only=True)
-    one = {row.kind: row for row in weights_122b(loading)}
-    two = {row.kind: row for row in weights_122b(replace(loading, ranks=2))}
-    assert {row.whole for row in one.values()} == {0}
-    for kind in ("INT4 experts", "embeddings", "LM head"):
-        assert (two[kind].held, two[kind].whole) == (one[kind].held / 2, 0)
+    one = {row.kind: row.held for row in weights_122b(loading)}
+    two = {row.kind: row.held for row in weights_122b(replace(loading, ranks=2))}
+    for kind in ("INT4 experts", "MTP experts", "embeddings", "LM head"):
+        assert two[kind] == one[kind] / 2
     router, norms = 256 * 3072 * 2, 2 * 3072 * 2
     mtp = router + norms + 3072 * 2 + 3 * 3072 * 2 + 2 * 256 * 2  # the gate, three norms of MTP's own, those of q and k
-    assert two["MTP layer"].whole == mtp
-    assert two["MTP layer"].held == (one["MTP layer"].held - mtp) / 2 + mtp
-    layers = {row.kind: row for row in weights_122b(replace(loading, ranks=2, platform="cpu"))}
+    assert two["MTP layer"] == (one["MTP layer"] - mtp) / 2 + mtp
+    on_cpu = {row.kind: row.held for row in weights_122b(replace(loading, ranks=2, platform="cpu"))}
     gates = 36 * 2 * (64 * 3072 // 2 + 64 * 24 * 2 + 64 * 24 // 2)  # codes, scales, zeros of in_proj_a and in_proj_b
-    assert two["INT4 layers"].whole == gates and layers["INT4 layers"].whole == 0
+    assert on_cpu["INT4 layers"] == one["INT4 layers"] / 2
+    assert two["INT4 layers"] == (one["INT4 layers"] - gates) / 2 + gates
 
 
 def test_a_plan_for_two_nodes_is_that_of_each() -> None:
@@ -391,6 +381,14 @@ def test_a_plan_adds_up_to_the_budget() -> None:
 NVFP4 = "nvidia/Qwen3.6-35B-A3B-NVFP4"
 
 
+@functools.cache
+def tensors_of(model: str) -> Counter[TensorInfo]:
+    shapes = load_shapes(PROJECT, model)
+    assert shapes
+    every = shapes.all_tensors()
+    return alike(TensorInfo(name, dtype, shape, 0, tensor_nbytes(dtype, shape)) for name, dtype, shape in every)
+
+
 @pytest.mark.parametrize(
     ("model", "flags", "weights", "pool", "near"),
     [
@@ -409,9 +407,7 @@ def test_public_logs_of_a_gb10(model: str, flags: str, weights: float, pool: flo
     assert shapes
     geometry = read_geometry(shapes.config, model)
     settings = settings_of(geometry, flags, "cuda")
-    listing = shapes.listing("base")
-    infos = [info for file in listing.headers for info in header_of(listing, file).tensors.values()]
-    rows = weigh(infos, geometry, settings)
+    rows = weigh(tensors_of(model), geometry, settings)
     made = make_plan(geometry, settings, rows, SPARK)
     assert made.pool / GIB == pytest.approx(pool, rel=near)
     assert made.pool_line.span and made.pool_line.span[0] < pool * GIB < made.pool_line.span[1]

@@ -99,7 +99,7 @@ def test_sizes(text: str, size: int) -> None:
     assert parse_size("memory", text) == size
 
 
-@pytest.mark.parametrize("text", ["", "128", "128G", "0GB", "-1GB"])
+@pytest.mark.parametrize("text", ["", "much", "128", "128 GBytes", "0GB", "-1GB"])
 def test_no_sizes(text: str) -> None:
     with pytest.raises(InputError, match="--free"):
         parse_size("free", text)
