@@ -79,9 +79,8 @@ class DecodeModel:
         for kind, size in self.weights.items():
             if kind == HEAD:
                 yield from self.head_reads()
-            elif (
-                kind == MTP_EXPERTS
-            ):  # its first pass takes all tokens that were checked, each other one a single token
+            elif kind == MTP_EXPERTS:
+                # The first pass takes all tokens that were checked, each other one a single token.
                 yield Read(kind, size / self.experts, reached + (drafted - 1) * active)
             elif kind.endswith("experts"):
                 yield Read(kind, size / self.experts, reached)
@@ -149,12 +148,7 @@ class Speed:
 
     def to_json(self) -> dict[str, Any]:
         """Bytes, bytes a second, tokens a second."""
-        return {
-            **asdict(self.steps[SHORT]),
-            "context": SHORT,
-            "step_bytes": self.steps[SHORT].bytes,
-            "bandwidth": self.bandwidth,
-            "accepted": self.accepted,
-            "ceilings": {length: self.ceiling(length) for length in self.steps},
-            "published": [figure.model_dump() for figure in self.published],
-        }
+        value: dict[str, Any] = asdict(self)
+        step: dict[str, Any] = value.pop("steps")[SHORT] | {"context": SHORT, "step_bytes": self.steps[SHORT].bytes}
+        ceilings = {length: self.ceiling(length) for length in self.steps}
+        return value | step | {"ceilings": ceilings, "published": [one.model_dump() for one in self.published]}

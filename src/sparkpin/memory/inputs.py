@@ -57,12 +57,7 @@ class PlanInputs:
 
 
 def read_inputs(
-    paths: Paths,
-    recipe: schema.Recipe,
-    stack: schema.Stack,
-    chain: tuple[schema.Stage, ...],
-    *,
-    nodes: int | None = None,
+    paths: Paths, recipe: schema.Recipe, stack: schema.Stack, chain: tuple[schema.Stage, ...], nodes: int | None = None
 ) -> PlanInputs:
     """The headers come from the model's lock, as for a checkpoint; nothing else is fetched, and no image is needed.
 
@@ -116,7 +111,7 @@ def as_if(argv: list[str], env: dict[str, str], nodes: int, *, gpu: bool) -> tup
 
 
 def has_wide_state(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this CPU has AVX512-BF16, which changes the type of the GDN state (see settings.state_dtype)."""
+    """Whether this CPU has AVX512-BF16, which changes the type of the GDN state (see `read_settings`)."""
     return "avx512_bf16" in host.text(cpuinfo)
 
 

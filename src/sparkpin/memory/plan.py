@@ -113,19 +113,13 @@ class MemoryPlan:
         return self.machine.free - self.needed
 
     @property
-    def most_sequences(self) -> int | None:
-        """None where nothing limits them. vllm/config/compilation.py, resolve_cudagraph_mode_and_sizes: with graphs of
-        whole decode steps each sequence needs a block for its states, or vLLM refuses to start."""
-        return None if self.settings.eager or not self.chosen.cache.states.sizes else self.chosen.blocks
-
-    @property
     def fits(self) -> bool:
         return not self.problems
 
     @property
     def problems(self) -> list[str]:
         """Why it does not fit."""
-        settings, chosen, length, most, found = self.settings, self.chosen, self.max_model_len, self.most_sequences, []
+        settings, chosen, length, found = self.settings, self.chosen, self.max_model_len, list[str]()
         if length > self.geometry.max_positions and not settings.longer:  # config/model.py, _get_and_verify_max_len
             more = f"{length:,} is more than the model's {self.geometry.max_positions:,} positions"
             found.append(f"--max-model-len {more}: vLLM refuses it without {LONG}=1, YaRN or not")
@@ -136,9 +130,10 @@ class MemoryPlan:
             longest = chosen.cache.longest(chosen.blocks)
             lack = f"one request of {length:,} tokens, so vLLM would not start: --max-model-len {longest} fits"
             found.append(f"the KV pool of {gib(self.pool)} does not hold {lack if longest else 'a single request'}")
-        elif most is not None and settings.max_num_seqs > most:
-            why = f"the pool has {most} blocks, and each sequence needs one for its states"
-            found.append(f"--max-num-seqs {settings.max_num_seqs}: {why}, so vLLM would not start: at most {most}")
+        elif settings.max_num_seqs > chosen.blocks and chosen.cache.states.sizes and not settings.eager:
+            # vllm/config/compilation.py, resolve_cudagraph_mode_and_sizes, with graphs of whole decode steps.
+            why = f"the pool has {chosen.blocks} blocks, and each sequence needs one for its states"
+            found.append(f"--max-num-seqs {settings.max_num_seqs}: {why}, so vLLM would not start")
         if self.left < 0:
             free = f"{gib(self.machine.free)} are free ({self.machine.source})"
             found.append(f"it needs {gib(self.needed)} and {free}")

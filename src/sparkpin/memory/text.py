@@ -128,7 +128,7 @@ def notes(plan: MemoryPlan) -> Iterator[str]:
 def to_json(plan: MemoryPlan) -> dict[str, Any]:
     """All numbers in bytes and tokens, with those that are computed from fields."""
     value: dict[str, Any] = asdict(plan)
-    value |= {name: getattr(plan, name) for name in ("fits", "problems", "hints", "needed", "left", "most_sequences")}
+    value |= {name: getattr(plan, name) for name in ("fits", "problems", "hints", "needed", "left")}
     value |= {"notes": list(notes(plan))}
     for row, one in zip(value["capacities"], plan.capacities, strict=True):
         names = ("block_bytes", "block_size", "groups", "token_bytes", "states_bytes")
