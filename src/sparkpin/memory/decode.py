@@ -122,7 +122,7 @@ def decode_model(
 ) -> DecodeModel:
     """Arguments: see `weigh`."""
     weights = {row.kind: row.read for row in weigh(tensors, geometry, settings, symmetric=symmetric)}
-    weights.setdefault(HEAD, weights[EMBEDDINGS])  # tied: the head is the embedding matrix
+    weights.setdefault(HEAD, weights.get(EMBEDDINGS, 0))  # tied: the head is the embedding matrix
     routed = [(EXPERT.search(info.name), info) for info in tensors if kind_of(info).endswith("experts")]
     # One tensor may hold all experts of a layer.
     experts = max((int(found[1]) + 1 if found else info.shape[0] for found, info in routed), default=0)

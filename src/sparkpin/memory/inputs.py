@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from sparkpin.fetch import model
 from sparkpin.host import machine as host
 from sparkpin.memory import estimates
 from sparkpin.memory.decode import SHORT, DecodeModel, Speed, decode_model
-from sparkpin.memory.geometry import Geometry, read_geometry
+from sparkpin.memory.geometry import Geometry, read_geometry, text_of
 from sparkpin.memory.plan import Machine, MemoryPlan, make_plan
 from sparkpin.memory.settings import Platform, Settings, read_settings
 from sparkpin.memory.weights import DRAFTER, alike, weigh
@@ -88,7 +88,8 @@ def read_inputs(
     mods = {mod for part in chain for mod in part.mods}
     settings = read_settings(flags, env, platform, geometry, wide_state=has_wide_state(), drafter=drafter, mods=mods)
     symmetric = (planned.config.get("quantization_config") or {}).get("sym") is True
-    return PlanInputs(geometry, settings, alike(tensors), symmetric, shapes.notes(pin, ahead) if ahead else ())
+    notes = (*yarn_notes(config), *(shapes.notes(pin, ahead) if ahead else ()))
+    return PlanInputs(geometry, settings, alike(tensors), symmetric, notes)
 
 
 def is_locked(project: Path, recipe: schema.Recipe) -> bool:
@@ -100,6 +101,15 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     """A mapping with others in the place of its values, where both are mappings key by key."""
     inner = {key: merged(base[key], new) for key, new in changes.items() if isinstance(new, dict) and base.get(key)}
     return {**base, **changes, **inner}
+
+
+def yarn_notes(config: Mapping[str, Any]) -> Iterator[str]:
+    """vLLM counts no factor of YaRN, as the config's positions are meant to hold it."""
+    rope = text_of(config).get("rope_parameters") or {}
+    base, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
+    if rope.get("rope_type") == "yarn" and base and factor:  # vLLM refuses a config that lacks one
+        reach = f"{int(base * factor):,}"
+        yield f"YaRN reaches {reach} positions and changes short prompts (docs/memory.md#a-million-tokens)"
 
 
 def as_if(argv: list[str], env: dict[str, str], nodes: int, *, gpu: bool) -> tuple[list[str], dict[str, str]]:

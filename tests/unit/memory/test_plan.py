@@ -214,6 +214,7 @@ def test_a_cpu_without_a_given_pool_takes_a_share_of_all_memory() -> None:
         ("--gpu-memory-utilization 1.5", "--gpu-memory-utilization"),
         ("--cpu-offload-gb 4", "--cpu-offload-gb"),
         ("-dp 2", "--data-parallel-size"),
+        ("--kv-cache-dtype-skip-layers 0 1", "--kv-cache-dtype-skip-layers"),
         ("""--kv-transfer-config {"kv_connector":"x"}""", "--kv-transfer-config"),
         ("""--speculative-config {"method":"eagle3"}""", "--speculative-config method"),
         ("--speculative-config mtp", "--speculative-config"),
