@@ -52,8 +52,8 @@ class PlanInputs:
 
     def plan(self, machine: Machine) -> MemoryPlan:
         """Of a recipe for several machines that of each: `needed` and `left` are bytes of one."""
-        made = make_plan(self.geometry, self.settings, weigh(self.tensors, self.geometry, self.settings), machine)
-        return replace(made, notes=self.notes)
+        weights = weigh(self.tensors, self.geometry, self.settings, symmetric=self.symmetric)
+        return replace(make_plan(self.geometry, self.settings, weights, machine), notes=self.notes)
 
 
 def read_inputs(
