@@ -45,7 +45,9 @@ class Groups:
 class Cache:
     """The KV pool's layout. A block of any group takes `page_bytes` of each layer that the widest group has.
 
-    slot_bytes: key and value of one token in one attention layer; state_bytes: the states of one linear layer. drafts:
+    slot_bytes: key and value of one token in one attention layer; state_bytes: the states of one linear layer. Without
+    any rounding: token_bytes: keys and values of one token in all attention layers; states_bytes: what the linear
+    layers hold for one request. block_size, block_bytes: of one block of the pool. groups: layers of each. drafts:
     groups of a second model's layers that are cached apart.
     """
 
@@ -53,41 +55,18 @@ class Cache:
     slot_bytes: int
     state_bytes: int
     page_bytes: int
+    token_bytes: int
+    states_bytes: int
+    block_size: int
+    block_bytes: int
+    groups: tuple[int, ...]
     attention: Groups
     states: Groups
-    drafts: tuple[Groups, ...] = ()
-
-    @property
-    def kinds(self) -> tuple[Groups, ...]:
-        return (self.attention, self.states, *self.drafts)
-
-    @property
-    def groups(self) -> tuple[int, ...]:
-        """Layers of each group."""
-        return tuple(size for kind in self.kinds for size in kind.sizes)
-
-    @property
-    def block_size(self) -> int:
-        return self.attention.block_size
-
-    @property
-    def block_bytes(self) -> int:
-        """Of one block of the pool."""
-        return max(self.groups) * self.page_bytes
-
-    @property
-    def token_bytes(self) -> int:
-        """Keys and values of one token in all attention layers, without any rounding."""
-        return self.slot_bytes * sum(self.attention.sizes)
-
-    @property
-    def states_bytes(self) -> int:
-        """What the linear layers hold for one request, without any rounding."""
-        return self.state_bytes * sum(self.states.sizes) * self.states.copies
+    drafts: tuple[Groups, ...]
 
     def request_blocks(self, length: int) -> int:
         """v1/core/kv_cache_utils.py, get_max_concurrency_for_kv_cache_config."""
-        return sum(kind.request_blocks(length) for kind in self.kinds)
+        return sum(kind.request_blocks(length) for kind in (self.attention, self.states, *self.drafts))
 
     def blocks(self, pool: int) -> int:
         """Blocks of a pool of so many bytes: get_kv_cache_config_from_groups."""
@@ -135,18 +114,24 @@ def lay_out(geometry: Geometry, settings: Settings, cache_dtype: str | None = No
         # What is scheduled and not settled counts with the window: as many tokens as a step has.
         window = drafter.window - 1 + settings.max_num_batched_tokens
         drafts = [(n, draft_block, held) for n, held in ((full, 0), (drafter.sliding, window)) if n]
-    of_attention, of_states, *of_drafts = group_sizes(attention, geometry.linear, *(layers for layers, *_ in drafts))
+    sizes = group_sizes(attention, geometry.linear, *(layers for layers, *_ in drafts))
+    groups = tuple(size for kind in sizes for size in kind)
     # One state is running. "align" (prefix caching) keeps a second, and a third where a prefill stores one on its way;
     # each drafted token has its own: MambaSpec.
-    copies = 1 + settings.prefix_caching + settings.checkpoints + settings.draft_tokens
+    copies = 1 + settings.prefix_caching + settings.checkpoints + settings.draft_tokens if geometry.linear else 0
     return Cache(
         cache_dtype=cache_dtype,
         slot_bytes=slot,
         state_bytes=state,
         page_bytes=page,
-        attention=Groups(of_attention, block),
-        states=Groups(of_states, copies=copies if geometry.linear else 0),
-        drafts=tuple(Groups(sizes, *one[1:]) for sizes, one in zip(of_drafts, drafts, strict=True)),
+        token_bytes=slot * attention,
+        states_bytes=state * geometry.linear * copies,
+        block_size=block,
+        block_bytes=page * max(groups),
+        groups=groups,
+        attention=Groups(sizes[0], block),
+        states=Groups(sizes[1], copies=copies),
+        drafts=tuple(Groups(kind, *one[1:]) for kind, one in zip(sizes[2:], drafts, strict=True)),
     )
 
 

@@ -131,7 +131,5 @@ def to_json(plan: MemoryPlan) -> dict[str, Any]:
     value |= {name: getattr(plan, name) for name in ("fits", "problems", "hints", "needed", "left")}
     value |= {"notes": list(notes(plan))}
     for row, one in zip(value["capacities"], plan.capacities, strict=True):
-        names = ("block_bytes", "block_size", "groups", "token_bytes", "states_bytes")
-        row["cache"] |= {name: getattr(one.cache, name) for name in names}
         row["cache"]["request_blocks"] = one.cache.request_blocks(plan.max_model_len)
     return value
