@@ -118,10 +118,6 @@ def read_settings(
     max_len = flags.number("--max-model-len", auto=True) or geometry.max_positions
     seqs, longest = flags.number("--max-num-seqs"), geometry.max_positions if max_len == AUTO else max_len
     batched = flags.number("--max-num-batched-tokens") or min(STEP_TOKENS, (seqs or SEQUENCES[platform]) * longest)
-    ranks = flags.number(TENSOR) or 1
-    if undivided := geometry.undivided(ranks):
-        expected = f"a divisor of the model's {undivided}"
-        raise ManifestError(flags.origin(TENSOR), TENSOR, ranks, expected, next_step=NEXT)
     return Settings(
         platform=platform,
         max_model_len=max_len,
@@ -143,13 +139,21 @@ def read_settings(
         eager=flags.on("--enforce-eager") or not cuda,
         kv_bytes=kv_bytes,
         kv_from=kv_from,
-        ranks=ranks,
+        ranks=tensor_ranks(flags, geometry),
         int8_head="int8-lm-head" in mods,
         text_only=flags.on("--language-model-only") or not geometry.vision,
         loader=flags.text("--load-format") or "auto",
         longer=env.get(LONG, "").strip().lower() in ("1", "true"),
         unread=(*flags.unread(), *other_config),
     )
+
+
+def tensor_ranks(flags: Flags, geometry: Geometry) -> int:
+    ranks = flags.number(TENSOR) or 1
+    if undivided := geometry.undivided(ranks):
+        expected = f"a divisor of the model's {undivided}"
+        raise ManifestError(flags.origin(TENSOR), TENSOR, ranks, expected, next_step=NEXT)
+    return ranks
 
 
 def choice(flags: Flags, name: str, default: str, choices: Mapping[str, object]) -> str:
