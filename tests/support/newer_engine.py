@@ -40,8 +40,8 @@ NEWER: dict[str, tuple[str, dict[str, object]]] = {  # name -> suite, settings
 }
 PACKAGES = ["docker.io", "docker-cli", "docker-buildx", "iptables", "ca-certificates", "python3"]
 NEEDED = (
-    "to run it: root, apt, debian-archive-keyring, a mirror that has the suite, an engine. Of a frozen mirror apt's own "
-    'configuration has to say Acquire::Check-Valid-Until "false"; sparkpin follows it'
+    "to run it: root, apt, debian-archive-keyring, a mirror that has the suite, an engine. For a frozen mirror the "
+    'configuration of apt has to say Acquire::Check-Valid-Until "false"; sparkpin follows it'
 )
 # In mount namespaces of their own: nothing of this is mounted in the machine's.
 ENTER = """\
