@@ -21,7 +21,7 @@ from sparkpin.checkpoint.safetensors import build_header, tensor_nbytes
 from sparkpin.checkpoint.write import THREADS
 from sparkpin.core.files import PARTIAL, sha256_file
 from sparkpin.core.paths import Paths
-from sparkpin.releases.record import Releases
+from sparkpin.releases.record import Release, Releases
 
 pytestmark = pytest.mark.slow
 
@@ -45,9 +45,10 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("task", ["promote", "rollback"])
-def test_what_is_current(task: str, paths: Paths, record_property: Callable[[str, object], None]) -> None:
-    records = Releases(paths)
-    tags = [records.get(stage, RECIPE).tag for stage in ("v2", "v2-tq")]
+def test_what_is_current(
+    task: str, smoked: dict[str, Release], paths: Paths, record_property: Callable[[str, object], None]
+) -> None:
+    records, tags = Releases(paths), [smoked[stage].tag for stage in ("v2", "v2-tq")]
     first, then = (Victim(["promote", tag]) for tag in tags)
     first.done()
     then.done()
