@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import Annotated
 
@@ -27,7 +27,7 @@ from sparkpin.releases.quality_record import QualityRecord
 from sparkpin.releases.record import Release
 from sparkpin.upgrade import bump_run as run
 from sparkpin.upgrade.bisect_check import Check
-from sparkpin.upgrade.bisect_plan import ReleaseChange, make_plan
+from sparkpin.upgrade.bisect_plan import BisectPlan, make_plan
 from sparkpin.upgrade.bisect_search import FOLDER, Search
 from sparkpin.upgrade.bump_run import What
 from sparkpin.upgrade.bump_steps import Commands
@@ -77,27 +77,25 @@ def bisect(
     """Find the change between two releases that makes a check fail."""
     plan, asked = make_plan(paths, good, bad), Check(check, serve)
     show(f"- good {plan.good.tag}\n+ bad  {plan.bad.tag}")
-    show_changes(plan.changes)
-    if plan.note:
-        show(f"note: {printable(plan.note)}")
+    show_changes(plan, plan.changes)
     folder = paths.home / FOLDER / asked.identity(plan)
-    search = Search(paths, plan, partial(asked.judge, paths), folder)
+    search = Search(plan, partial(asked.judge, paths), folder)
     with locks.claim(paths), files.lock(folder / ".lock", wait=False):  # a prune waits
         for release in (plan.good, plan.bad) if serve else ():
             checkpoint_of(paths, release)
         require_ends(search)
         found = search.culprits()
-        without = search.trial(tuple(change for change in plan.changes if change not in found))
+        without = search.trial(plan.changes.keys() - {*found})
     show("the check fails on the good release with:")
-    show_changes(found)
+    show_changes(plan, found)
     show(f"the bad release without this: {without.verdict} ({printable(without.how)})")
     if unresolved := sum(trial.verdict == "unresolved" for trial in search.trials.values()):
         show(f"{count(unresolved, 'combination')} unresolved: a smaller change may hide there")
     show(f"trials and logs: {folder}")
 
 
-def show_changes(changes: Sequence[ReleaseChange]) -> None:
-    show("\n".join(f"  {printable(change.text)}" for change in changes))
+def show_changes(plan: BisectPlan, changes: Iterable[str]) -> None:
+    show("\n".join(f"  {printable(plan.changes[change])}" for change in changes))
 
 
 def require_ends(search: Search) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from sparkpin.build.pair import Pairing, pair
@@ -44,12 +43,6 @@ def difference(paths: Paths, before: str, after: str) -> Difference:
         return kept_text(paths, sha256)
 
     return compare(left, right, read, lambda diff_id: read_contents(layer_file(paths, diff_id)))
-
-
-def recorded_difference(paths: Paths, before: Side, after: Side) -> Difference:
-    """From the records alone: no listing of an image is read, which is what takes long."""
-    old, new = (replace(side, layers=None) for side in (before, after))
-    return compare(old, new, lambda sha256: kept_text(paths, sha256), lambda diff_id: ())
 
 
 def kept_text(paths: Paths, sha256: str) -> bytes | None:

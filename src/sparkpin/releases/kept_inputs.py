@@ -75,7 +75,7 @@ class KeptInputs:
 
 def reason(error: SparkpinError) -> str:
     """What is wrong with kept files, without the temporary folder that they were laid out in."""
-    return re.sub(r"\S*/sparkpin-(?:project|bisect)-[^/\s]+/", "", error.message)
+    return re.sub(r"\S*/sparkpin-project-[^/\s]+/", "", error.message)
 
 
 def read_inputs(paths: Paths, release: Release, below: str = "") -> dict[str, bytes]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import re
 import shlex
 import signal
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import DEVNULL, STDOUT, Popen
 
 from sparkpin.core.errors import InputError, SmokeError
 from sparkpin.core.files import sha256_file, write_json
@@ -38,9 +37,8 @@ class Check:
         count by content; those behind a `>` are written. The releases' keys come first: `prune` goes by them."""
         words = re.split(r"[\s;&|()<'\"]+", re.sub(r">+\s*\S+", "", self.command))
         content = [sha256_file(Path(path))[0] for path in map(os.path.expanduser, words) if os.path.isfile(path)]
-        changes = [change.id for change in plan.changes]
-        own = digest_of([changes, dataclasses.asdict(self), content, os.getcwd()])
-        return "-".join(key[:12] for key in (plan.good.key, plan.bad.key, own))
+        search = digest_of([[*plan.changes], self.command, self.serve, content, os.getcwd()])
+        return "-".join(key[:12] for key in (plan.good.key, plan.bad.key, search))
 
     def judge(self, paths: Paths, release: Release, log: Path) -> Trial:
         """The server of a combination has no network, and is behind a port of 127.0.0.1; its log is kept."""
@@ -78,18 +76,17 @@ def run_check(command: str, env: Mapping[str, str], log: Path) -> Trial:
     InputError where the shell cannot run it, or a signal ended it: that shows nothing about a release.
     """
     argv, environ = ["/bin/sh", "-c", command], {**os.environ, **env}
-    with log.open("ab") as out:
-        process = subprocess.Popen(
-            argv, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-        )
+    with (
+        log.open("ab") as out,
+        Popen(argv, env=environ, stdin=DEVNULL, stdout=out, stderr=STDOUT, start_new_session=True) as process,
+    ):
         try:
             code = process.wait()
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    lines = [line.strip()[:200] for line in log.read_text(errors="replace").split("\n") if line.strip()]
-    how = ": ".join([f"exit code {code}", *lines[-1:]])
+    last = log.read_text(errors="replace").strip().rpartition("\n")[2]
+    how = f"exit code {code}: {last[:200]}" if last else f"exit code {code}"
     if not 0 <= code <= max(UNRESOLVED):
         step = "correct --check, then run the same command again"
         raise InputError(f"the check {command!r} did not run ({how}; below 0: a signal)", next_step=step)

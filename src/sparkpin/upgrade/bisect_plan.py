@@ -7,227 +7,192 @@ file that only one release has is always there: what no manifest names has no ef
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import shlex
-import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import at_work, build_images, fetch_missing
 from sparkpin.build.pair import Pairing, pair
 from sparkpin.core.errors import InputError, ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.history import sides
-from sparkpin.history.diff import Difference, PartChange, flag_words
+from sparkpin.history.diff import VersionedPart, flag_words, parts_apart, values_apart
 from sparkpin.history.diff_text import part_row, value_line
 from sparkpin.pins import manifests
-from sparkpin.releases.kept_inputs import lay_out, read_inputs, reason
+from sparkpin.pins.schema import LockedFile, StackLock
+from sparkpin.releases.kept_inputs import project_of, reason
 from sparkpin.releases.record import Release, Releases, release_key
 
 T = TypeVar("T")
-Kind = Literal["flag", "variable", "checkpoint", "mod", "wheel", "deb", "file", "image"]
-STARTED: tuple[Kind, ...] = ("flag", "variable", "checkpoint")
-"""What needs another start, and no other image. Those come first: they are the cheapest to try."""
-ORDER: tuple[Kind, ...] = (*STARTED, "mod", "file", "wheel", "deb", "image")
+F = TypeVar("F", bound=LockedFile)
+Changes = dict[str, str]
+"""What differs in the bad release: ids (`flag --seed`: its kind and its name) -> a line for people."""
+KINDS = ("flag", "variable", "checkpoint", "mod", "file", "wheel", "deb", "image")
+"""The cheapest to try first: the first three need another start, and no other image."""
+CHECKPOINT, IMAGE = "checkpoint as a whole", "image as a whole"
 
 
-@dataclass(frozen=True)
-class ReleaseChange:
-    """One thing that differs in the bad release. text: for people."""
-
-    kind: Kind
-    name: str
-    text: str
-
-    @property
-    def id(self) -> str:
-        return f"{self.kind} {self.name}"
+def of_image(changes: Collection[str]) -> frozenset[str]:
+    return frozenset(change for change in changes if not change.startswith(KINDS[:3]))
 
 
-def of_command(found: Difference) -> Iterator[ReleaseChange]:
-    """Flags and variables: how the server is started."""
-    yield from (ReleaseChange("flag", change.name, value_line(change, named=True)) for change in found.flags)
-    yield from (ReleaseChange("variable", change.name, value_line(change)) for change in found.env)
+def changed_starts(good: Release, bad: Release) -> Changes:
+    """Flags, variables, and the checkpoint: as a whole, since its steps stand on each other."""
+    flags = values_apart(flag_words(good.argv), flag_words(bad.argv))
+    found = {f"flag {change.name}": value_line(change, named=True) for change in flags}
+    found |= {f"variable {change.name}": value_line(change) for change in values_apart(good.env, bad.env)}
+    if good.checkpoint_key != bad.checkpoint_key:
+        found[CHECKPOINT] = f"~ checkpoint: {good.checkpoint_key[:12]} -> {bad.checkpoint_key[:12]}"
+    return found
 
 
-def changes_of_parts(kind: Kind, changes: Sequence[PartChange]) -> Iterator[ReleaseChange]:
-    for change in changes:
-        sign = {"added": "+", "removed": "-"}.get(change.verdict, "~")
-        yield ReleaseChange(kind, change.name, f"{sign} {kind} {change.name}: {part_row(change)[2]}")
+def changed_packages(old: StackLock, new: StackLock) -> Changes:
+    found = {}
+    for kind, *sides in (("wheel", old.wheels, new.wheels), ("deb", old.debs, new.debs)):
+        before, after = ({row.name: VersionedPart(row.version, row.sha256) for row in rows} for rows in sides)
+        for change in parts_apart(before, after):
+            sign = {"added": "+", "removed": "-"}.get(change.verdict, "~")
+            found[f"{kind} {change.name}"] = f"{sign} {kind} {change.name}: {part_row(change)[2]}"
+    return found
 
 
-def names_of(chosen: Collection[ReleaseChange], kind: str) -> set[str]:
-    return {change.name for change in chosen if change.kind == kind}
-
-
-def mix_argv(good: Sequence[str], bad: Sequence[str], chosen: Collection[str]) -> tuple[str, ...]:
-    """The good command with those flags of the bad one that are chosen by name, in the good one's order."""
-    values = mix_values(flag_words(good), flag_words(bad), chosen)
-    return tuple(word for words in values.values() for word in shlex.split(words))
-
-
-def mix_values(good: Mapping[str, T], bad: Mapping[str, T], chosen: Collection[str]) -> dict[str, T]:
-    """The good values, with the bad ones in the place of those that are chosen by name."""
-    found = {name: (bad if name in chosen else good).get(name) for name in [*good, *bad]}
+def mix_values(kind: str, good: Mapping[str, T], bad: Mapping[str, T], chosen: Collection[str]) -> dict[str, T]:
+    """The good values in their order, with the bad ones in the place of those that are chosen."""
+    found = {name: (bad if f"{kind} {name}" in chosen else good).get(name) for name in [*good, *bad]}
     return {name: value for name, value in found.items() if value is not None}
 
 
-MODELS = "pins/models/"
-APART = ("mods/", MODELS, manifests.FAMILIES)
-"""Files that are no changes of their own: mods are taken as a whole, models go with the recipe, families are flags."""
+def mix_rows(kind: str, good: Sequence[F], bad: Sequence[F], chosen: Collection[str]) -> list[F]:
+    mixed = mix_values(kind, {row.name: row for row in good}, {row.name: row for row in bad}, chosen)
+    return [mixed[name] for name in sorted(mixed)]
 
 
-@dataclass(frozen=True)
-class Mixture:
-    """Two releases with the files that they keep, by path."""
+def lock_file(release: Release) -> str:
+    return f"pins/stacks/{release.stack}.lock"
 
-    good: Release
-    bad: Release
-    old: Mapping[str, bytes]  # of the good one
-    new: Mapping[str, bytes]  # of the bad one
 
-    @classmethod
-    def of(cls, paths: Paths, good: Release, bad: Release) -> Mixture:
-        """SparkpinError where files of one are not kept; InputError for two that have too little in common."""
-        for what in ("stack", "recipe", "stage"):
-            if getattr(good, what) != getattr(bad, what):
-                raise InputError(f"they are of another {what}: {getattr(good, what)} and {getattr(bad, what)}")
-        return cls(good, bad, read_inputs(paths, good), read_inputs(paths, bad))
+def lock_of(paths: Paths, release: Release) -> StackLock:
+    """IntegrityError where the release lacks any file that it was made from."""
+    with project_of(paths, release) as project:
+        return manifests.read_lock(StackLock, project, release.stack)
 
-    @property
-    def lock(self) -> str:
-        return f"pins/stacks/{self.good.stack}.lock"
 
-    def changes(self, found: Difference) -> list[ReleaseChange]:
-        """What decides the image, as finely as it can be mixed. InputError where this is not all that does."""
-        mods = [change for change in found.parts["mods"] if change.before and change.after]
-        parts = [*changes_of_parts("mod", mods)]
-        parts += [*changes_of_parts("wheel", found.parts["wheels"]), *changes_of_parts("deb", found.parts["debs"])]
-        paths = [path for path in sorted(self.old.keys() & self.new.keys()) if self.old[path] != self.new[path]]
-        paths = [path for path in paths if path != self.lock and not path.startswith(APART)]
-        files = [ReleaseChange("file", path, f"~ file {path}") for path in paths]
-        everything = [*parts, *files]
-        if self.key_of([]) != self.good.build_key or self.key_of(everything) != self.bad.build_key:
-            raise InputError("this sparkpin makes other images of the releases' files")
-        for change in files:  # a remark in a manifest, or what only the server's flags follow from, decides no image
-            rest = [other for other in everything if other != change]
-            if self.key_of([change]) == self.good.build_key and self.key_of(rest) == self.bad.build_key:
-                everything.remove(change)
-        return everything
-
-    def key_of(self, chosen: Collection[ReleaseChange]) -> str:
-        """The build key; "" where these changes do not fit together."""
-        with contextlib.suppress(InputError, ManifestError), self.pairings(chosen) as (_, pairings):
-            return pairings[-1].rendered.key
-        return ""
-
-    @contextlib.contextmanager
-    def pairings(self, chosen: Collection[ReleaseChange]) -> Iterator[tuple[Path, tuple[Pairing, ...]]]:
-        """A folder with the good files and the chosen changes made to them, and the chain of images that it makes.
-        ManifestError and the like where it makes none."""
-        ids, known = {change.id for change in chosen}, {self.change_of(path) for path in self.old}
-        files = {}
-        for path in self.old.keys() | self.new.keys():
-            change = self.change_of(path)
-            side = self.old if change in known and change not in ids else self.new
-            if path in side:
-                files[path] = side[path]
-        with tempfile.TemporaryDirectory(prefix="sparkpin-bisect-") as folder:
-            lay_out(Path(folder), files, {*self.good.executable, *self.bad.executable})
-            self.write_lock(Path(folder), chosen)
-            yield Path(folder), pair(Path(folder), self.good.recipe, stage=self.good.stage)
-
-    def change_of(self, path: str) -> str:
-        """The id of the change that a file is a part of. A recipe names commits of the models' pins; a mod is taken as
-        a whole."""
+def parts_of(release: Release) -> dict[str, dict[str, str]]:
+    """The files of a release with their hashes, by the change that they make together: a mod's, or a recipe's with the
+    pins of its models, whose commits it names."""
+    parts = dict[str, dict[str, str]]()
+    for path, sha256 in release.inputs.items():
+        part = f"file {path}"
         if path.startswith("mods/"):
-            return f"mod {path.split('/')[1]}"
-        return f"file recipes/{self.good.recipe}.yaml" if path.startswith(MODELS) else f"file {path}"
-
-    def write_lock(self, project: Path, chosen: Collection[ReleaseChange]) -> None:
-        """The lock in the folder with the chosen packages, for the pin that lies beside it. The time of a lock only
-        says when Debian's archive had its packages, and is no change of its own."""
-        lock, other = json.loads(self.old[self.lock]), json.loads(self.new[self.lock])
-        for kind, key in (("wheel", "wheels"), ("deb", "debs")):
-            before, after = ({row["name"]: row for row in one[key]} for one in (lock, other))
-            rows = mix_values(before, after, names_of(chosen, kind))
-            lock[key] = [rows[name] for name in sorted(rows)]
-        if names_of(chosen, "deb") and "time" in other:
-            lock["time"] = other["time"]
-        lock["inputs"] = manifests.stack_inputs(manifests.load_stack(project, self.good.stack))
-        (project / self.lock).write_text(json.dumps(lock))
-
-
-IMAGE = ReleaseChange("image", "as a whole", "~ image as a whole")
+            part = f"mod {path.split('/')[1]}"
+        elif path.startswith("pins/models/"):
+            part = f"file recipes/{release.recipe}.yaml"
+        parts.setdefault(part, {})[path] = sha256
+    return parts
 
 
 @dataclass(frozen=True)
 class BisectPlan:
+    """Two releases, and what turns the good one into the bad one."""
+
+    paths: Paths
     good: Release
     bad: Release
-    changes: tuple[ReleaseChange, ...]  # from the good release to the bad one
-    mixture: Mixture | None  # None where images are taken as they are
-    note: str = ""  # why they are
+    changes: Changes
 
-    def combine(self, paths: Paths, chosen: Sequence[ReleaseChange]) -> Release:
+    def image_changes(self) -> Changes:
+        """What decides the image, as finely as it can be mixed. InputError where this is not all that does, or where
+        the two have too little in common; IntegrityError where files of one are not kept."""
+        good, bad = self.good, self.bad
+        for what in ("stack", "recipe", "stage"):
+            if getattr(good, what) != getattr(bad, what):
+                raise InputError(f"they are of another {what}: {getattr(good, what)} and {getattr(bad, what)}")
+        old, new = parts_of(good), parts_of(bad)
+        files = {part: f"~ {part}" for part in sorted(old.keys() & new.keys()) if old[part] != new[part]}
+        files.pop(f"file {lock_file(good)}", None)  # its packages are changes
+        found = files | changed_packages(lock_of(self.paths, good), lock_of(self.paths, bad))
+        if (self.key_of(()), self.key_of(found)) != (good.build_key, bad.build_key):
+            raise InputError("this sparkpin makes other images of the releases' files")
+        for part in files:  # a remark in a manifest, or what only the server's flags follow from, decides no image
+            rest = found.keys() - {part}
+            if (self.key_of([part]), self.key_of(rest)) == (good.build_key, bad.build_key):
+                del found[part]
+        return found
+
+    def key_of(self, chosen: Collection[str]) -> str:
+        """The build key; "" where these changes do not fit together."""
+        with contextlib.suppress(InputError, ManifestError), self.mixed(chosen) as (_, pairings):
+            return pairings[-1].rendered.key
+        return ""
+
+    @contextlib.contextmanager
+    def mixed(self, chosen: Collection[str]) -> Iterator[tuple[Path, tuple[Pairing, ...]]]:
+        """A folder with the good files and the chosen changes made to them, and the chain of images that it makes.
+        ManifestError and the like where it makes none."""
+        old, new = parts_of(self.good), parts_of(self.bad)
+        parts = new | old | {part: new[part] for part in new.keys() & {*chosen}}
+        inputs = {path: sha256 for files in parts.values() for path, sha256 in files.items()}
+        executable = inputs.keys() & {*self.good.executable, *self.bad.executable}
+        with project_of(self.paths, replace(self.good, inputs=inputs, executable=tuple(executable))) as project:
+            (project / lock_file(self.good)).write_text(manifests.lock_text(self.mixed_lock(project, chosen)))
+            yield project, pair(project, self.good.recipe, stage=self.good.stage)
+
+    def mixed_lock(self, project: Path, chosen: Collection[str]) -> StackLock:
+        """For the pin of that project. The time of a lock only says when Debian's archive had its packages."""
+        lock, other = (lock_of(self.paths, release) for release in (self.good, self.bad))
+        debs = mix_rows("deb", lock.debs, other.debs, chosen)
+        return StackLock(
+            stack=lock.stack,
+            inputs=manifests.stack_inputs(manifests.load_stack(project, lock.stack)),
+            time=(lock if debs == lock.debs else other).time,
+            debs=debs,
+            wheels=mix_rows("wheel", lock.wheels, other.wheels, chosen),
+        )
+
+    def combine(self, chosen: Collection[str]) -> Release:
         """The good release with the chosen changes. It has no record; its tag names its image in the engine.
 
         No engine is asked where the image is one of the two that are there.
         """
         if len(chosen) in (0, len(self.changes)):
             return self.bad if chosen else self.good
-        base, parts = self.good, [change for change in chosen if change.kind not in STARTED]
-        if parts and len(parts) == sum(change.kind not in STARTED for change in self.changes):
-            base = self.bad
-        elif parts:
-            base = self.build(paths, parts)
-        checkpoint = (self.bad if names_of(chosen, "checkpoint") else self.good).checkpoint_key
-        flags = names_of(chosen, "flag")
-        argv = mix_argv(self.good.argv, self.bad.argv, flags) if flags else self.good.argv
-        env = mix_values(self.good.env, self.bad.env, names_of(chosen, "variable"))
+        there = {of_image(self.changes): self.bad, of_image(()): self.good}
+        base = there.get(of_image(chosen)) or self.build(of_image(chosen))
+        checkpoint = (self.bad if CHECKPOINT in chosen else self.good).checkpoint_key
+        flags = mix_values("flag", flag_words(self.good.argv), flag_words(self.bad.argv), chosen)
+        argv = tuple(word for words in flags.values() for word in shlex.split(words))
+        env = mix_values("variable", self.good.env, self.bad.env, chosen)
         key = release_key(base.build_key, checkpoint, argv, env)
-        made = dataclasses.replace(base, key=key, checkpoint_key=checkpoint, argv=argv, env=env)
-        return dataclasses.replace(made, smoke=None, state="built")
+        made = replace(base, key=key, checkpoint_key=checkpoint, argv=argv, env=env)
+        return replace(made, smoke=None, state="built")
 
-    def build(self, paths: Paths, parts: Sequence[ReleaseChange]) -> Release:
+    def build(self, chosen: Collection[str]) -> Release:
         """The good release with an image that is neither's."""
-        assert self.mixture
-        with self.mixture.pairings(parts) as (project, pairings):
-            mixed = dataclasses.replace(paths, project=project)
-            with at_work(mixed) as engine:
-                fetch_missing(mixed, engine, pairings)
-                built = build_images(mixed, engine, pairings)[-1]
+        with self.mixed(chosen) as (project, pairings):
+            side = replace(self.paths, project=project)
+            with at_work(side) as engine:
+                fetch_missing(side, engine, pairings)
+                built = build_images(side, engine, pairings)[-1]
         image = pairings[-1].rendered
-        made = dataclasses.replace(self.good, tag=image.ref, build_key=image.key, size=built.size)
-        return dataclasses.replace(made, image=built.config_digest, diff_ids=built.diff_ids)
+        made = replace(self.good, tag=image.ref, build_key=image.key, size=built.size)
+        return replace(made, image=built.config_digest, diff_ids=built.diff_ids)
 
 
 def make_plan(paths: Paths, good_name: str, bad_name: str) -> BisectPlan:
     """InputError for two without a difference that can be tried; IntegrityError for a record of something else than
     was built."""
-    records = Releases(paths)
-    good, bad = records.get(good_name), records.get(bad_name)
+    good, bad = (Releases(paths).get(name) for name in (good_name, bad_name))
     for release in (good, bad):
         require_consistent(paths, release)
-    found = sides.recorded_difference(paths, *(sides.release_side(paths, release) for release in (good, bad)))
-    changes, mixture, note = [*of_command(found)], None, ""
-    if good.checkpoint_key != bad.checkpoint_key:  # as a whole: its steps stand on each other
-        keys = f"{good.checkpoint_key[:12]} -> {bad.checkpoint_key[:12]}"
-        changes.append(ReleaseChange("checkpoint", "as a whole", f"~ checkpoint: {keys}"))
+    plan = BisectPlan(paths, good, bad, changed_starts(good, bad))
     if good.build_key != bad.build_key:
         try:
-            mixture = Mixture.of(paths, good, bad)
-            changes += mixture.changes(found)
+            plan.changes.update(plan.image_changes())
         except SparkpinError as error:
-            mixture, note = None, f"the images are taken as they are, not mixed: {reason(error)}"
-            changes.append(IMAGE)
-    if not changes:
-        raise InputError(
-            f"{good.tag} and {bad.tag} differ in nothing that can be tried by itself",
-            next_step=f"invoke diff {good.tag} {bad.tag}",
-        )
-    return BisectPlan(good, bad, tuple(changes), mixture, note)
+            plan.changes[IMAGE] = f"~ {IMAGE}, which cannot be mixed: {reason(error)}"
+    if not plan.changes:
+        cause = f"{good.tag} and {bad.tag} differ in nothing that can be tried by itself"
+        raise InputError(cause, next_step=f"invoke diff {good.tag} {bad.tag}")
+    return plan

@@ -10,7 +10,7 @@ them: a check may print what is secret.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
@@ -21,11 +21,10 @@ from pydantic import TypeAdapter
 from sparkpin.core.errors import BuildError, InputError, ManifestError
 from sparkpin.core.files import write_json
 from sparkpin.core.models import StrictModel
-from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import printable, say
 from sparkpin.pins.manifests import digest_of
 from sparkpin.releases.record import PRIVATE, Release, read_optional
-from sparkpin.upgrade.bisect_plan import ORDER, BisectPlan, ReleaseChange
+from sparkpin.upgrade.bisect_plan import KINDS, BisectPlan
 
 FOLDER = "bisect"  # of SPARKPIN_HOME, and of a bump
 UNFIT = (BuildError, InputError, ManifestError)
@@ -41,40 +40,38 @@ class Trial(StrictModel):
 T = TypeVar("T")
 IsBad = Callable[[tuple[T, ...]], bool]
 """Whether the good side with some of the changes, which keep their order, is bad. What is unresolved is not."""
-TRIAL = TypeAdapter(Trial)
 Judge = Callable[[Release, Path], Trial]
 """Verdict on a combination, how that was seen, and a file for what there is to read of it."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """Tries each combination once, in this run or a former one. folder: of results and logs; trials: ids of changes ->
-    what is known of them."""
+    """Tries each combination once, in this run or a former one. folder: of results and logs; trials: changes -> what is
+    known of them."""
 
-    paths: Paths
     plan: BisectPlan
     judge: Judge
     folder: Path
     trials: dict[frozenset[str], Trial] = field(default_factory=dict)
 
-    def trial(self, chosen: Sequence[ReleaseChange]) -> Trial:
-        ids = frozenset(change.id for change in chosen)
+    def trial(self, chosen: Collection[str]) -> Trial:
+        ids = frozenset(chosen)
         if ids not in self.trials:
             log = self.folder / f"{digest_of(sorted(ids))[:12]}.log"
             file, step = log.with_suffix(".json"), f"rm -r {self.folder}: the search begins again"
-            known = read_optional(file, TRIAL, next_step=step)
-            self.trials[ids] = known or self.judge_now(chosen, log)
+            known = read_optional(file, TypeAdapter(Trial), next_step=step)
+            self.trials[ids] = known or self.judge_now(ids, log)
             write_json(file, self.trials[ids].model_dump(mode="json"), PRIVATE)
         return self.trials[ids]
 
-    def judge_now(self, chosen: Sequence[ReleaseChange], log: Path) -> Trial:
+    def judge_now(self, chosen: Collection[str], log: Path) -> Trial:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
         title = f"trial {len(self.trials) + 1}"
         say(f"{title}: {len(chosen)} of {len(self.plan.changes)} changes ({log})")
         log.write_bytes(b"")  # a run that was killed within this trial may have left one
         try:
-            release = self.plan.combine(self.paths, chosen)
+            release = self.plan.combine(chosen)
         except UNFIT as error:
             log.write_text(f"{error}\n")
             made = Trial(verdict="unresolved", how=f"cannot be made: {error.message.splitlines()[0]}")
@@ -83,16 +80,16 @@ class Search:
         say(f"{title}: {made.verdict}, {printable(made.how)}")
         return made
 
-    def culprits(self) -> tuple[ReleaseChange, ...]:
+    def culprits(self) -> tuple[str, ...]:
         """The changes that fail together as the bad release does, of which none can be left out. Where its server does
         not start, these are the changes that keep a server from starting."""
         bad = self.trial(self.plan.changes)
 
-        def is_bad(some: Sequence[ReleaseChange]) -> bool:
+        def is_bad(some: Sequence[str]) -> bool:
             made = self.trial(some)
             return (made.verdict, made.started) == (bad.verdict, bad.started)
 
-        return minimal([[change for change in self.plan.changes if change.kind == kind] for kind in ORDER], is_bad)
+        return minimal([[change for change in self.plan.changes if change.startswith(kind)] for kind in KINDS], is_bad)
 
 
 def minimal(groups: Sequence[Sequence[T]], is_bad: IsBad[T]) -> tuple[T, ...]:
@@ -101,12 +98,8 @@ def minimal(groups: Sequence[Sequence[T]], is_bad: IsBad[T]) -> tuple[T, ...]:
     groups: all changes, those of a kind together; all of them at once are known to be bad, none of them to be good.
     A group that is not needed goes as a whole.
     """
-
-    def flat(some: Sequence[Sequence[T]]) -> tuple[T, ...]:
-        return tuple(chain.from_iterable(some))
-
-    guilty = ddmin([group for group in groups if group], lambda some: is_bad(flat(some)))
-    return ddmin(flat(guilty), is_bad)
+    guilty = ddmin([group for group in groups if group], lambda some: is_bad(tuple(chain(*some))))
+    return ddmin(tuple(chain(*guilty)), is_bad)
 
 
 def ddmin(changes: Sequence[T], is_bad: IsBad[T]) -> tuple[T, ...]:

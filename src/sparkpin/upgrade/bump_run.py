@@ -10,7 +10,7 @@ import dataclasses
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,16 +25,15 @@ from sparkpin.core.terminal import printable, say, show
 from sparkpin.fetch.lock_model import lock_model
 from sparkpin.fetch.stack import lock_stack
 from sparkpin.fetch.wheels import Newer
-from sparkpin.history.diff import VersionedPart, parts_apart
 from sparkpin.host.engine import engine_of
 from sparkpin.pins import manifests
-from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelPin, Recipe, Stack
+from sparkpin.pins.schema import UNRESOLVED, ModelPin, Recipe, Stack
 from sparkpin.releases.container import require_image
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, now
 from sparkpin.releases.runs_here import obstacle
 from sparkpin.upgrade import bump_record as record
-from sparkpin.upgrade.bisect_plan import changes_of_parts, make_plan
+from sparkpin.upgrade.bisect_plan import changed_packages, make_plan
 from sparkpin.upgrade.bisect_search import FOLDER, Search, Trial
 from sparkpin.upgrade.bump_record import Bump, Step
 from sparkpin.upgrade.bump_steps import FAILURES, Candidate, Commands
@@ -138,13 +137,13 @@ def blame(candidate: Candidate, step: Step, folder: Path) -> str:
     except (InputError, IntegrityError) as error:
         return f"what cannot be searched: {error.message}"
     say(f"{step.name} failed; which of {terminal.count(len(plan.changes), 'change')} is to blame?")
-    known = {frozenset(change.id for change in plan.changes): Trial(verdict="bad", how=step.detail)}
+    known = {frozenset(plan.changes): Trial(verdict="bad", how=step.detail)}
     if step.name in ("quality", "speed"):  # they are against the good one itself
-        known[frozenset()] = Trial(verdict="good", how="")
-    search = Search(candidate.paths, plan, candidate.judge(step.name), folder, known)
+        known[frozenset[str]()] = Trial(verdict="good", how="")
+    search = Search(plan, candidate.judge(step.name), folder, known)
     if search.trial(()).verdict != "good":
         return "something else: the current release does the same now"
-    return ", ".join(change.text for change in search.culprits())
+    return ", ".join(plan.changes[change] for change in search.culprits())
 
 
 def require_promotable(made: Bump, folder: Path) -> None:
@@ -199,20 +198,13 @@ def moving_of(recipe: Recipe, model: ModelPin) -> list[ModelPin]:
 
 def differences(old: Pairing, new: Pairing) -> list[str]:
     """One line for each package and each repository of a model that is another."""
-    one, other = old.stack_lock, new.stack_lock
-    wheels = changes_of_parts("wheel", [*parts_apart(parts(one.wheels), parts(other.wheels))])
-    debs = changes_of_parts("deb", [*parts_apart(parts(one.debs), parts(other.debs))])
-    found = [change.text for change in (*wheels, *debs)]
+    found = [*changed_packages(old.stack_lock, new.stack_lock).values()]
     for name, entry in new.model_lock.repositories.items():
         before = old.model_lock.repositories.get(name)
         if before is None or before.revision != entry.revision:
             former = before.revision[:12] if before else "none"
             found.append(f"~ checkpoint {entry.repo}: {former} -> {entry.revision[:12]}")
     return found
-
-
-def parts(rows: Sequence[LockedFile]) -> dict[str, VersionedPart]:
-    return {row.name: VersionedPart(row.version, row.sha256) for row in rows}
 
 
 def contents(project: Path, names: list[str]) -> dict[str, bytes]:

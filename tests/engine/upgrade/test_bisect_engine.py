@@ -21,7 +21,7 @@ from sparkpin.measure import own_server as measuring
 from sparkpin.releases.record import Release, Releases
 from sparkpin.smoke.server import LABEL, owner
 from sparkpin.upgrade.bisect_check import Check
-from sparkpin.upgrade.bisect_plan import BisectPlan, ReleaseChange
+from sparkpin.upgrade.bisect_plan import BisectPlan
 from sparkpin.upgrade.bisect_search import Trial
 
 pytest_plugins = ["fake_release"]
@@ -95,13 +95,13 @@ def test_a_server_for_each_trial(
 ) -> None:
     """A server that only plays vLLM, in a real container; it has no checkpoint to make."""
     monkeypatch.setattr(measuring, "checkpoint_of", lambda *_: checkpoint)
-    fault, other = (ReleaseChange("variable", name, "") for name in ("FAKE_VLLM", "NOISE"))
+    fault, other = "variable FAKE_VLLM", "variable NOISE"
     bad = dataclasses.replace(release, env={"FAKE_VLLM": "completions-500", "NOISE": "1"})
 
-    def attempt(plan: BisectPlan, chosen: ReleaseChange, name: str) -> Trial:
-        return Check(ASK, serve=True).judge(paths, plan.combine(paths, (chosen,)), tmp_path / f"{name}.log")
+    def attempt(plan: BisectPlan, chosen: str, name: str) -> Trial:
+        return Check(ASK, serve=True).judge(paths, plan.combine([chosen]), tmp_path / f"{name}.log")
 
-    plan = BisectPlan(release, bad, (fault, other), None)
+    plan = BisectPlan(paths, release, bad, {fault: "", other: ""})
     assert attempt(plan, other, "other").verdict == "good"
     assert attempt(plan, fault, "fault") == Trial(verdict="bad", how="exit code 1: HTTP 500")
     assert b"version 0.32.0" in (tmp_path / "other-server.log").read_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from sparkpin.cli import developer
 from sparkpin.core.errors import IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.history import sides
+from sparkpin.history.diff import compare
 from sparkpin.pins import manifests
 from sparkpin.pins.mods import in_workspace, to_fetch
 from sparkpin.pins.vllm_flags import flag_value
@@ -100,7 +102,8 @@ def test_a_template_that_changed_is_another_and_diff_shows_its_lines(project: Pa
         KeptInputs.of(paths).keep_project(project, found[-1][0].inputs)
     (was, before), (now, after) = found
     assert now.key != was.key and now.rendered.key != was.rendered.key
-    changed = {change.path: change.diff for change in sides.recorded_difference(paths, before, after).files}
+    difference = compare(before, after, functools.partial(sides.kept_text, paths), lambda diff_id: ())
+    changed = {change.path: change.diff for change in difference.files}
     assert changed["pins/chat_templates/own.jinja"][1:] == ("-{{ 1 }}", "+{{ 2 }}")
     (project / "pins/chat_templates/own.jinja").write_text("{{ 3 }}\n")
     with pytest.raises(IntegrityError):

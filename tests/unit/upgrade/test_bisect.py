@@ -19,12 +19,11 @@ from sparkpin.core.errors import BusyError, DiskError, InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Release
 from sparkpin.upgrade.bisect_check import Check, run_check
-from sparkpin.upgrade.bisect_plan import BisectPlan, Mixture, ReleaseChange, make_plan
+from sparkpin.upgrade.bisect_plan import BisectPlan, make_plan
 from sparkpin.upgrade.bisect_search import Trial
 
 RECIPE = "recipes/scripted-tiny.yaml"
 Ends = tuple[Path, Release, Release]  # where their records are, the good and the bad release
-Remade = tuple[Paths, BisectPlan]
 TIME = "20270101T000000Z"
 LENGTH = r'case "$SPARKPIN_COMMAND" in *"--max-model-len 1024"*) echo too short; exit 1;; esac'
 """Cheap: a look at the command line. A prompt of 1,500 tokens would find the same."""
@@ -212,7 +211,7 @@ def test_what_a_check_is_told(home: Ends, paths: Paths, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def remade(tmp_path_factory: pytest.TempPathFactory) -> Remade:
+def remade(tmp_path_factory: pytest.TempPathFactory) -> BisectPlan:
     """Two releases whose images differ: in a wheel and a package of the lock, a mod and a template. A stage differs
     in a remark, and the packages were locked at another time."""
     where = tmp_path_factory.mktemp("remade")
@@ -230,47 +229,45 @@ def remade(tmp_path_factory: pytest.TempPathFactory) -> Remade:
     edit(project, "dockerfiles/mods.Dockerfile.j2", ("FROM", "# edited\nFROM"))
     edit(project, "stages/hybrid.yaml", ("smoke:", "# edited\nsmoke:"))
     bad = make_sample(where, "hybrid", project, "2026-01-03T00:00:00Z").release
-    paths = Paths(PROJECT, where / "cache", where / "home")
-    return paths, make_plan(paths, good.tag, bad.tag)
+    return make_plan(Paths(PROJECT, where / "cache", where / "home"), good.tag, bad.tag)
 
 
-def test_each_combination_is_an_image_of_its_own(remade: Remade) -> None:
+def test_each_combination_is_an_image_of_its_own(remade: BisectPlan) -> None:
     """A remark in a stage decides no image, so it is no change. Only the ends are images that are there."""
-    paths, plan = remade
-    ids = ["mod hybrid-int4-fp8", "wheel networkx", "deb base-files", "file dockerfiles/mods.Dockerfile.j2"]
-    assert plan.mixture and ([change.id for change in plan.changes], plan.note) == (ids, "")
-    ends = [plan.combine(paths, chosen).image for chosen in ((), plan.changes)]
+    plan = remade
+    mod, wheel, deb = "mod hybrid-int4-fp8", "wheel networkx", "deb base-files"
+    template, everything = "file dockerfiles/mods.Dockerfile.j2", frozenset(plan.changes)
+    assert everything == {mod, wheel, deb, template}
+    ends = [plan.combine(chosen).image for chosen in ((), everything)]
     assert ends == [plan.good.image, plan.bad.image]
-    mod, wheel, deb, template = plan.changes
     keys = {}
-    for chosen in ((), (mod,), (wheel,), (deb,), (template,), (mod, wheel), plan.changes):
-        with plan.mixture.pairings(chosen) as (project, pairings):
+    for chosen in ((), (mod,), (wheel,), (deb,), (template,), (mod, wheel), everything):
+        with plan.mixed(chosen) as (project, pairings):
             keys[chosen] = [pairing.rendered.key for pairing in pairings]
             assert ("# edited" in (project / "dockerfiles/mods.Dockerfile.j2").read_text()) == (template in chosen)
             lock = (project / "pins/stacks/cpu.lock").read_text()
             assert ('"0.1"' in lock, '"9:9"' in lock, TIME in lock) == (wheel in chosen, deb in chosen, deb in chosen)
     assert len({tuple(pair) for pair in keys.values()}) == 7
-    assert keys[()][-1] == plan.good.build_key and keys[plan.changes][-1] == plan.bad.build_key
+    assert keys[()][-1] == plan.good.build_key and keys[everything][-1] == plan.bad.build_key
     assert keys[(mod,)][0] == keys[()][0] != keys[(wheel,)][0]  # the first stage has no mod: its layers are used again
 
 
-def test_images_whose_files_are_gone_are_taken_whole(remade: Remade, tmp_path: Path) -> None:
-    paths, plan = remade
-    other = Paths(PROJECT, paths.cache, tmp_path / "home")
-    shutil.copytree(paths.home, other.home)
+def test_images_whose_files_are_gone_are_taken_whole(remade: BisectPlan, tmp_path: Path) -> None:
+    plan, other = remade, Paths(PROJECT, remade.paths.cache, tmp_path / "home")
+    shutil.copytree(plan.paths.home, other.home)
     for path in (other.inputs).rglob(plan.bad.inputs["dockerfiles/mods.Dockerfile.j2"]):
         path.unlink()
     found = make_plan(other, plan.good.tag, plan.bad.tag)
-    assert [change.id for change in found.changes] == ["image as a whole"]
-    assert "dockerfiles/mods.Dockerfile.j2" in found.note
+    assert [*found.changes] == ["image as a whole"]
+    assert "dockerfiles/mods.Dockerfile.j2" in found.changes["image as a whole"]
 
 
-def test_what_cannot_be_searched_between(remade: Remade) -> None:
-    paths, plan = remade
+def test_what_cannot_be_searched_between(remade: BisectPlan) -> None:
+    plan = remade
     with pytest.raises(InputError):
-        Mixture.of(paths, plan.good, dataclasses.replace(plan.bad, stack="spark"))
+        dataclasses.replace(plan, bad=dataclasses.replace(plan.bad, stack="spark")).image_changes()
     with pytest.raises(InputError):
-        make_plan(paths, plan.good.tag, plan.good.tag)
+        make_plan(plan.paths, plan.good.tag, plan.good.tag)
 
 
 def test_flags_in_another_order(home: Ends, paths: Paths) -> None:
@@ -278,7 +275,6 @@ def test_flags_in_another_order(home: Ends, paths: Paths) -> None:
     good = dataclasses.replace(home[1], argv=("vllm", "serve", "/model", "--dtype", "auto", "--seed", "0"))
     moved = (*good.argv[:3], "--seed", "0", "--dtype", "auto")
     bad = dataclasses.replace(good, argv=moved, env={**good.env, "A": "1", "B": "2"})
-    some = tuple(ReleaseChange("variable", name, value) for name, value in (("A", "1"), ("B", "2")))
-    plan = BisectPlan(good, bad, some, None)
-    combined = [plan.combine(paths, chosen).argv for chosen in ((), some[:1], some)]
+    plan = BisectPlan(paths, good, bad, {"variable A": "", "variable B": ""})
+    combined = [plan.combine(chosen).argv for chosen in ((), ["variable A"], plan.changes)]
     assert combined == [good.argv, good.argv, bad.argv]
