@@ -14,6 +14,7 @@ from typing import Any, Literal
 from sparkpin.checkpoint.shapes import config_ahead
 from sparkpin.core.errors import WHOLE, ManifestError, SparkpinError, clipped, short
 from sparkpin.core.terminal import count
+from sparkpin.fetch.model_files import weights_here
 from sparkpin.memory.division import HYBRID_PIPELINE, division_faults
 from sparkpin.memory.estimates import SPARK_TOTAL
 from sparkpin.pins import manifests, schema, vllm_command
@@ -292,15 +293,25 @@ def of_machines(served: PlannedServer) -> Iterator[RecipeFinding]:
 
 
 def of_weights(served: PlannedServer) -> Iterator[RecipeFinding]:
-    """Of a model that is too large, by its name: billions of weights, with so many bits each (0: nobody can tell)."""
-    machines, name = nodes_of(served.argv), served.model.rpartition("/")[2]
+    """Of a model that is too large, by what is known of its weights, else by its name."""
+    if not served.stack.gpu:
+        return
+    by_name, (size, source) = weights_by_name(served), weights_here(served.project, served.model)
+    if not size or (by_name and served.value("--quantization")):  # which may make less of them as they are loaded
+        size, source = by_name, "its name"
+    if size > SPARK_TOTAL * (machines := nodes_of(served.argv)):
+        text = f"{served.model}: its weights are about {size / 1e9:.0f} GB (by {source})"
+        text += f", and {count(machines, 'machine')} of 128 GB cannot hold them"
+        yield error(text, "name more machines, or take a smaller model")
+
+
+def weights_by_name(served: PlannedServer) -> int:
+    """Billions of weights, with so many bits each; 0 where nobody can tell."""
+    name = served.model.rpartition("/")[2]
     billions = re.search(r"(?<![\dA-Za-z.])(\d+(?:\.\d+)?)B(?![a-z])", name, re.IGNORECASE)
     text, sizes = f"{name} {served.value('--quantization') or ''}", FACTS["bits_by_name"]
     bits = min((bits for pattern, bits in sizes.items() if re.search(pattern, text, re.IGNORECASE)), default=16)
-    size = float(billions[1]) * 1e9 * bits / 8 if billions else 0
-    if served.stack.gpu and size > SPARK_TOTAL * machines:
-        text = f"{served.model}: its weights are about {size / 1e9:.0f} GB, and {count(machines, 'machine')} of 128 GB"
-        yield error(f"{text} cannot hold them", "name more machines, or take a smaller model")
+    return int(float(billions[1]) * 1e9 * bits / 8) if billions else 0
 
 
 RULES: tuple[Callable[[PlannedServer], Iterator[RecipeFinding]], ...] = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from foreign_recipe import V1, written
+from huggingface_hub import constants
 from places import PROJECT
 
 from sparkpin.cli import recipe as tasks
@@ -192,6 +194,36 @@ def test_what_sparkrun_sets_on_a_spark(tmp_path: Path) -> None:
 def test_weights_that_no_machine_holds(tmp_path: Path, model: str, machines: int, fits: bool) -> None:
     value = {"model": model, "command": "vllm serve {model} -tp {n}", "defaults": {"n": machines}}
     assert ([line for line in errors(tmp_path, **value) if "weights" in line] == []) is fits
+
+
+@pytest.mark.parametrize("source", ["lock", "shapes", "cache", "no index"])
+@pytest.mark.parametrize(("size", "fits"), [(200e9, False), (20e9, True)])
+def test_weights_that_are_known_count_and_not_the_name(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, size: float, fits: bool
+) -> None:
+    """The names say 397 billion, 1 billion and nothing."""
+    model = {"lock": "a/Big-397B", "shapes": "a/Big-397B", "cache": "a/big", "no index": "a/Big-1B"}[source]
+    if source == "lock":
+        for end in ("yaml", "lock"):
+            path = project / f"pins/models/smollm2.{end}"
+            text = path.read_text().replace("sparkpin/SmolLM2-135M-Instruct-Q4_1-BF16", model)
+            path.write_text(text.replace('"size": 269060552', f'"size": {size:.0f}'))
+    elif source == "shapes":
+        shapes = {"repository": model, "source": "", "date": "", "guessed": [], "config": {}, "mtp_file": ""}
+        shapes |= {"numbers": {}, "tensors": {"weight": ["BF16", [int(size) // 2]]}}
+        (project / "pins/shapes/a").mkdir()
+        (project / f"pins/shapes/{model}.json").write_text(json.dumps(shapes))
+    else:
+        repository, index = tmp_path / f"models--{model.replace('/', '--')}", {"metadata": {"total_size": int(size)}}
+        (repository / "refs").mkdir(parents=True)
+        (repository / "refs/main").write_text("0" * 40)
+        (repository / "snapshots" / ("0" * 40)).mkdir(parents=True)
+        text = json.dumps(index) if source == "cache" else "{}"
+        (repository / "snapshots" / ("0" * 40) / "model.safetensors.index.json").write_text(text)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    read = recipe.load(Path(written(tmp_path, V2 | {"model": model})))
+    lines = [*map(str, check.foreign_findings(project, read, manifests.load_stack(project, "spark")))]
+    assert ([line for line in lines if "weights" in line] == []) is (fits or source == "no index")
 
 
 @pytest.mark.parametrize(
