@@ -27,7 +27,7 @@ from sparkpin.releases.record import Release, Releases
 @dataclass(frozen=True)
 class Sent:
     """Layers of an image: those that went over, those that were there, bytes that went. checkpoint: its folder there,
-    where it went, too."""
+    where it went as well."""
 
     sent: int
     there: int

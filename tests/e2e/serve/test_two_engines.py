@@ -186,7 +186,7 @@ def test_smoke_over_the_link(copy: Checkout, host: OtherHost, records: Releases,
 
 
 def reports_of_a_half(reports: list[dict[str, Any]], more: dict[str, int]) -> None:
-    """What the mods of one rank of two say. The drafter, too, has a head and a cache. more: mod -> how often."""
+    """What the mods of one rank of two say. The drafter has a head and a cache of its own. more: mod -> how often."""
     active = Counter(one["mod"] for one in reports if one.get("event") == "active")
     assert active == {"hybrid-int4-fp8": 1, "vllm-cpu": 1, "int8-lm-head": 2, "turboquant": 2, **more}
     heads = [one for one in reports if one["mod"] == "int8-lm-head"]

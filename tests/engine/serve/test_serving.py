@@ -284,7 +284,7 @@ def test_other_settings_break_no_request(site: FakeSite) -> None:
         slow = pool.submit(post, f"{old.url}/completions", "slow")
         time.sleep(1)
         new = site.start(limit="body=1000", allow="/score")
-        assert not slow.done() and proxy.requests_under_way(front, "a") == 1, "of a worker from before, too"
+        assert not slow.done() and proxy.requests_under_way(front, "a") == 1, "also of a worker from before"
         assert slow.result() == 200
     assert (new.allow, new.limits) == (("/score",), {"body": 1000})
     until(lambda: post(f"{new.url}/completions", "x" * 1000) == 413)
