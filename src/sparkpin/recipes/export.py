@@ -76,7 +76,7 @@ def value_of(subject: ExportedRecipe, form: Format) -> dict[str, Any]:
     ours = {"sparkpin": origin.model_dump()} if origin else {}
     repository, env = dict[str, Any](), dict(subject.env)
     if subject.published and origin:
-        argv[3:3] = ["--revision", origin.model_revision]  # sparkrun 0.2.40 fills in no {model_revision}
+        argv[3:3] = ["--revision", origin.model_revision]  # sparkrun 0.2 fills in no {model_revision}
         repository = {"model": origin.model, "model_revision": origin.model_revision}
     argv[2] = "MODEL" if form == "v2" else repository.get("model", MODEL_PATH)
     command, settings = command_of(argv, doubled=form == "v1")

@@ -3,7 +3,7 @@
 Version 1: ``command.format(**defaults)``, one pass; a missing key is an error. Version 2: a placeholder is a span
 without braces in it; other braces are text, and ``{{`` anywhere in the template says that its braces are doubled; what
 goes in may hold placeholders again, up to ten passes deep; an unknown placeholder stays as it is. A value that brings
-itself back is refused: sparkrun 0.2.40 never ends there.
+itself back is refused: it would have no end.
 """
 
 from __future__ import annotations
