@@ -65,7 +65,8 @@ class Registry:
         if "@" in place:  # and not shown again
             step = f"docker login {place.rpartition('@')[2]}, then the same command without them"
             raise InputError("credentials in a place: every user of this machine sees them", next_step=step)
-        raise InputError(f"got {url!r}, expected {SHAPE}", next_step="the same command with such a place")
+        step = "the same command with such a place; what is in a file: invoke import FILE"
+        raise InputError(f"got {url!r}, expected {SHAPE}", next_step=step)
 
     def __str__(self) -> str:
         return f"oci://{self.host}/{self.name}{self.reference}"
