@@ -263,6 +263,7 @@ TAMPERED: dict[str, tuple[str, Callable[[Claimed], Claimed]]] = {
     # Both files are compared byte for byte, so one change is as good as ten.
     "SBOM of another version": ("SBOM", lambda e: bill(e, lambda v: v["components"][0].update(version="9"))),
     "subject twice": ("statement", lambda e: statement(e, lambda v: v["subject"].append(v["subject"][0]))),
+    "a key more": ("statement", lambda e: statement(e, lambda v: v.update(evil="nothing"))),
 }
 
 
