@@ -35,6 +35,7 @@ import proxy_trials
 from request_trials import CHAT, HELLO, MODEL, TRIALS, Trial, attack, refused_before
 from run import COMMON, COMPILED, GRAPHS, MTP, OFF, cache
 
+from sparkpin.releases import inside
 from sparkpin.serve import proxy
 from sparkpin.serve.address import Address
 from sparkpin.serve.postmortem import first_error, relevant
@@ -197,13 +198,13 @@ class Victim:
 
 @contextlib.contextmanager
 def proxied(victim: Victim, port: int, limits: Limits, allow: list[str]) -> Iterator[Path]:
-    """A proxy as `serve` starts it, by the HAProxy on PATH; the folder has its log. A job's folder is its slot."""
+    """A proxy as `serve` starts it, by the HAProxy on PATH; the folder has its log."""
     folder = Path(f"proxy-{victim.job.name}-{port}").absolute()
     (folder / proxy.STATE).mkdir(parents=True, exist_ok=True)
     order = ProxyOrder("", "", "", "", Address(allow=tuple(allow), limits=limits), SECRET, None)
     (folder / proxy.HOLD).write_bytes(order.files[proxy.HOLD])
-    (folder / proxy.CONFIG).write_text(order.config(str(folder), SOCKETS, f"127.0.0.1:{port}"))
-    (folder / proxy.SLOT).write_text(victim.job.folder)
+    (folder / proxy.CONFIG).write_text(order.config(str(folder), str(victim.socket.parent), f"127.0.0.1:{port}"))
+    (victim.socket.parent / inside.PROXY_STATE).write_text(inside.UP)  # as process 1 of a served one does
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(["haproxy", "-db", "-f", folder / proxy.CONFIG], stdout=log, stderr=log)
     try:

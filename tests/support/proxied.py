@@ -35,7 +35,8 @@ class Site:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder, self.stack, self.seen, self.port = folder, stack, list[str](), 0
         (folder / proxy.STATE).mkdir()
-        self.use("a")
+        self.server_folder = folder / "server"
+        self.server_folder.mkdir()
 
     def start(
         self, limits: Limits | None = None, allow: tuple[str, ...] = (), key: str | None = KEY, tls: bytes | None = None
@@ -44,18 +45,22 @@ class Site:
         order = replace(ORDER, address=Address(allow=allow, limits=limits or Limits()), key=key, tls=tls)
         for name, data in order.files.items():
             (self.folder / name).write_bytes(data)
-        config = order.config(str(self.folder), str(self.folder), f"127.0.0.1:{self.port}")
+        config = order.config(str(self.folder), str(self.server_folder), f"127.0.0.1:{self.port}")
         (self.folder / proxy.CONFIG).write_text(config)
         self.stack.enter_context(running(self.folder, self.port))
         base = f"http://127.0.0.1:{self.port}"
         return self.stack.enter_context(httpx.Client(base_url=base, headers=HEADERS, trust_env=False, timeout=60))
 
-    def use(self, slot: str) -> None:
-        (self.folder / proxy.SLOT).write_text(slot)
+    def say(self, word: str) -> None:
+        """As process 1 of the server does."""
+        (self.server_folder / inside.PROXY_STATE).write_text(word)
 
-    def server(self, slot: str, reply: Callable[[str], None] = len) -> fake_vllm.UnixServer:  # type: ignore[assignment]
-        """A server that listens there. reply: does what it does before each answer."""
-        (self.folder / slot).mkdir(exist_ok=True)
+    def shut(self, word: str = "wait") -> None:
+        """The gate, as the host does; "": open it."""
+        (self.folder / proxy.GATE).write_text(word)
+
+    def server(self, reply: Callable[[str], None] = len) -> fake_vllm.UnixServer:  # type: ignore[assignment]
+        """A server that listens. reply: does what it does before each answer."""
 
         class Handler(fake_vllm.Handler):
             def do_POST(handler) -> None:
@@ -69,13 +74,13 @@ class Site:
 
             def reply(handler, body: dict[str, Any]) -> None:
                 kept = {name: value for name, value in handler.headers.items() if name.lower() not in FRAME}
-                self.seen.append(f"{slot} {handler.command} {handler.path} {kept}")
+                self.seen.append(f"{handler.command} {handler.path} {kept}")
                 reply(handler.path)
                 super().reply(body)
 
-        made = fake_vllm.UnixServer(str(self.folder / slot / SOCKET), Handler)
+        made = fake_vllm.UnixServer(str(self.server_folder / SOCKET), Handler)
         self.stack.enter_context(fake_vllm.serving(made))
-        (self.folder / slot / inside.PROXY_STATE).write_text(inside.UP)
+        self.say(inside.UP)
         return made
 
     def ask_proxy(self, command: str) -> str:

@@ -1,8 +1,6 @@
--- Chooses the slot whose server is asked: the host names it in a file. A request waits here while that server does not
--- listen, by the word that process 1 of it has left (releases/inside.py). HAProxy itself tries a Unix socket again at
--- once, and has used up its tries in a millisecond.
-local slot -- for the moment in which the host writes it
-
+-- Lets a request wait while the server does not listen, by the word that process 1 of it has left
+-- (releases/inside.py), or while the host has shut the gate: then the server ends, and the next one starts. HAProxy
+-- itself tries a Unix socket again at once, and has used up its tries in a millisecond.
 local function word(path)
   local file = io.open(path)
   local found = file and file:read("l")
@@ -10,16 +8,15 @@ local function word(path)
   return found
 end
 
-core.register_action("choose_slot", {"http-req"}, function(txn, seconds, slot_file, sockets)
+core.register_action("wait_for_server", {"http-req"}, function(txn, seconds, gate, state)
   local last = core.now().sec + tonumber(seconds)
   while true do
-    slot = word(slot_file) or slot
-    local state = slot and word(sockets .. "/" .. slot .. "/state")
-    if state == "up" then
-      txn:set_var("txn.slot", slot)
+    local found = word(gate) or word(state)
+    if found == "up" then
+      txn:set_var("txn.listens", true)
       return
     end
-    if state == "down" or core.now().sec >= last or not txn.req:may_recv() then return end
+    if found == "down" or core.now().sec >= last or not txn.req:may_recv() then return end
     core.msleep(250)
   end
 end, 3)

@@ -15,11 +15,11 @@ from sparkpin.releases import inside
 from sparkpin.releases.container import PYTHON, Node, put
 from sparkpin.releases.record import Release
 from sparkpin.serve import crash_facts
-from sparkpin.serve.rules import FOLDER, SOCKET, SOCKETS, Limits
+from sparkpin.serve.rules import FOLDER, SERVER, SOCKET, SOCKETS, Limits
 from sparkpin.smoke.server import socket_argv
 
 PROGRAM = f"{FOLDER}/inside.py"
-SOCKET_LABEL = "sparkpin.serve.socket"  # its value is the folder below SOCKETS where the server's socket lies
+SOCKET_PATH = f"{SERVER}/{SOCKET}"
 DROPPED = ("--api-key", "--disable-log-stats")  # a busy server is known from one that hangs by its counters
 SECOND = 10**9  # Docker counts in nanoseconds
 
@@ -54,8 +54,9 @@ class LaunchOrder:
     node: Node | None = None
 
 
-def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None, folder: str = "a") -> Container:
-    """A container that has not been started. It listens in a folder of a volume; None: of one that goes with it.
+def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None) -> Container:
+    """A container that has not been started. It listens in a folder of a volume, which no other server may have
+    meanwhile; None: of one that goes with it.
 
     It gets no key: who may ask is decided before it (`proxy`), and it has no network that others could come by. A node
     has one, for its peers, and has its API on the same socket.
@@ -81,8 +82,8 @@ def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None
         release.tag,
         name=name,
         entrypoint=[*PYTHON, PROGRAM, "run"],
-        command=running.node_argv(drop_flags(socket_argv(release, socket_of(folder)), *DROPPED), node),
-        labels=dict(wanted.labels) | {SOCKET_LABEL: folder},
+        command=running.node_argv(drop_flags(socket_argv(release, SOCKET_PATH), *DROPPED), node),
+        labels=dict(wanted.labels),
         healthcheck=healthcheck(wanted),
         mounts=[
             Mount(target=FOLDER, source=None, type="volume"),  # goes with the container
@@ -91,16 +92,13 @@ def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None
         **settings,
     )
     try:
-        put(container, FOLDER, parts(wanted, folder), owned=("state",))
-        put(container, SOCKETS, {f"{folder}/{inside.PROXY_STATE}": b""}, owned=(folder,))  # of a former one there
+        put(container, FOLDER, parts(wanted), owned=("state",))
+        folder = SERVER.rpartition("/")[2]
+        put(container, SOCKETS, {f"{folder}/{inside.PROXY_STATE}": b""}, owned=(folder,))  # of a former server
     except BaseException:
         remove(container)
         raise
     return container
-
-
-def socket_of(folder: str) -> str:
-    return f"{SOCKETS}/{folder}/{SOCKET}"
 
 
 def healthcheck(wanted: LaunchOrder) -> Healthcheck:
@@ -114,11 +112,11 @@ def healthcheck(wanted: LaunchOrder) -> Healthcheck:
     )
 
 
-def parts(wanted: LaunchOrder, folder: str) -> dict[str, bytes]:
+def parts(wanted: LaunchOrder) -> dict[str, bytes]:
     """The files in FOLDER. The container's user can read them and change nothing."""
     settings = {
         "model": served_name(wanted.release.argv),
-        "socket": socket_of(folder),
+        "socket": SOCKET_PATH,
         "interval": wanted.health.interval,
         "timeout": wanted.health.timeout,
         "failures": wanted.health.failures,
@@ -147,11 +145,16 @@ def keep_up(container: Container, wanted: LaunchOrder) -> None:
     machine's container at boot, and "on-failure" does not, where it was ended in good order: process 1 holds the limit
     there by waiting.
     """
-    files = parts(wanted, container.labels[SOCKET_LABEL])
-    put(container, FOLDER, {inside.SETTINGS: files[inside.SETTINGS]})  # its limits may be others than they were
+    put(container, FOLDER, {inside.SETTINGS: parts(wanted)[inside.SETTINGS]})  # its limits may be others than they were
     policy = "unless-stopped" if wanted.node and wanted.node.place.rank else "on-failure"
     with engine_errors():
         container.update(restart_policy={"Name": policy})  # type: ignore[arg-type]  # a count is not needed
+
+
+def rename(container: Container, name: str) -> None:
+    with engine_errors():
+        container.rename(name)
+        container.reload()
 
 
 def remove(container: Container) -> None:

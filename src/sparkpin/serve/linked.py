@@ -86,20 +86,18 @@ def peers_of(container: Container) -> Sequence[tuple[Machine, Container]]:
     return container.peers if isinstance(container, Linked) else ()
 
 
-def create(
-    engine: Engine, name: str, wanted: LaunchOrder, checked: Checked | None, *, volume: str, folder: str
-) -> Container:
+def create(engine: Engine, name: str, wanted: LaunchOrder, checked: Checked | None, *, volume: str) -> Container:
     """A container on each machine, none of them started. What was made is gone again when one cannot be. volume: on
     this machine, shared with the proxy."""
     if checked is None:
-        return launch.create(engine, name, wanted, volume=volume, folder=folder)
+        return launch.create(engine, name, wanted, volume=volume)
     group, made = secrets.token_hex(8), list[tuple[Machine, Container]]()
     with contextlib.ExitStack() as undo:
         for rank, machine in enumerate(checked.machines):
             order = order_of(wanted, checked, rank, group)
             own_name, shared = (f"{name}-{group}-{rank}", None) if rank else (name, volume)
             with machine.errors():
-                container = launch.create(machine.engine, own_name, order, volume=shared, folder=folder)
+                container = launch.create(machine.engine, own_name, order, volume=shared)
             undo.callback(launch.remove, container)
             made.append((machine, container))
         undo.pop_all()

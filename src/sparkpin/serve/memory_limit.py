@@ -79,12 +79,6 @@ def available() -> int:
     return hosts.read_host().memory_available
 
 
-def fits_beside(room: Room) -> bool:
-    """Whether the server fits beside all that runs now. Without a plan nobody knows, and a wedged host is worse than a
-    pause."""
-    return room.hints is not None and room.needed + SLACK + HOST_RESERVE <= available()
-
-
 def make_room(room: Room, release: Release, *, gpus: bool) -> None:
     """For a server on this machine, before it is started; HostError where it does not fit. A server that ended a moment
     ago may still have its files in the page cache, which a GPU cannot take."""

@@ -1,8 +1,7 @@
 """The proxy's container: HAProxy of a release's image. Clients reach a recipe's server by it, from one to the next.
 
-The server's container has no network. It listens on a Unix socket in its slot's folder of a volume that both share. The
-host writes into the file `slot` which one is asked, and may change that at any time: requests under way stay with the
-server that has them, and new ones wait until that of the slot listens (`hold.lua`).
+The server's container has no network. It listens on a Unix socket in a folder of a volume that both share. New requests
+wait until it does, and while the host has shut the gate, a file of the proxy (`hold.lua`).
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import socket as sockets
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +25,10 @@ from sparkpin.releases.container import HOME_LABEL
 from sparkpin.serve import keys, launch
 from sparkpin.serve.address import Address
 from sparkpin.serve.ports import busy
-from sparkpin.serve.rules import ANSWERS, FOLDER, PATHS, SLOTS, SOCKETS
+from sparkpin.serve.rules import ANSWERS, FOLDER, PATHS, SERVER, SOCKETS
 from sparkpin.serve.served import FORMER, LABEL, PROXY, PROXY_LABEL, SETTINGS, find, is_running, read_file
-from sparkpin.serve.waiting import Detached
 
-CONFIG, HOLD, PEM, SLOT = "haproxy.cfg", "hold.lua", "tls.pem", "slot"  # files in FOLDER
+CONFIG, HOLD, PEM, GATE = "haproxy.cfg", "hold.lua", "tls.pem", "gate"  # files in FOLDER
 STATE = "state"  # a folder there, for HAProxy's own sockets
 PORT = 8000  # within its container
 MEMORY = 512 << 20
@@ -64,25 +61,25 @@ class ProxyOrder:
 
     @property
     def files(self) -> dict[str, bytes]:
-        """In FOLDER, without SLOT. The key itself is in none of them."""
+        """In FOLDER. The key itself is in none of them."""
         settings = {"address": asdict(self.address), "key": keys.mark(self.key) if self.key else ""}
         found = {
             SETTINGS: json.dumps(settings, sort_keys=True).encode(),
-            CONFIG: self.config(FOLDER, SOCKETS, f"0.0.0.0:{PORT}").encode(),
+            CONFIG: self.config(FOLDER, SERVER, f"0.0.0.0:{PORT}").encode(),
             HOLD: Path(__file__).with_name(HOLD).read_bytes(),
+            GATE: b"",  # open
         }
         return found | ({PEM: self.tls} if self.tls else {})
 
-    def config(self, folder: str, sockets_folder: str, bind: str) -> str:
+    def config(self, folder: str, server: str, bind: str) -> str:
         from jinja2 import Environment, StrictUndefined  # slow to import
 
         made = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
         host = self.address.host
         return made.from_string(Path(__file__).with_name("proxy.cfg.j2").read_text()).render(
             folder=folder,
-            sockets=sockets_folder,
+            server=server,
             bind=bind,
-            slots=SLOTS,
             limits=self.address.limits,
             answers=ANSWERS,
             paths={method: [path for path, own in PATHS.items() if own == method] for method in ("GET", "POST")},
@@ -120,45 +117,37 @@ class ProxyOrder:
 
 
 @contextlib.contextmanager
-def opened(engine: Engine, order: ProxyOrder, slot: str, drain: float) -> Iterator[Container]:
-    """The proxy of a service as it is ordered, for a server in `slot`.
+def opened(engine: Engine, order: ProxyOrder, drain: float) -> Iterator[Container]:
+    """The proxy of a service as it is ordered.
 
     One with other settings takes them while its requests go on. Where the address or its container is to be another,
     the former one ends its requests first (drain: seconds that they get). What was is there again when what follows
-    fails, unless nobody waits for it any longer (Detached).
+    fails.
 
     BusyError: somebody else has the port.
     """
-    old = find(engine, order.name + PROXY)
-    if old is not None and old.labels.get(PROXY_LABEL) == order.mark:
-        before = {name: data for name in (SETTINGS, CONFIG, HOLD, PEM) if (data := read_file(old, f"{FOLDER}/{name}"))}
-        undo = partial(change, old, before)
-        change(old, order.files)
-        if not is_running(old):
-            start(engine, old, order.address)
-        new = old
-    else:
-        if old is not None:
-            say(f"the proxy is replaced, once its requests have ended (at most {drain:.0f} s)")
-            end(old, drain)
-            old.rename(order.name + PROXY + FORMER)
-        undo = partial(restore, engine, old, order)
-        try:
-            new = create(engine, order, slot)
-            start(engine, new, order.address)
-        except BaseException:
-            undo()
-            raise
-    try:
-        yield new
-    except Detached:
-        raise
-    except BaseException:
-        undo()
-        raise
-    finally:
-        if old is not None and new != old and find(engine, order.name + PROXY) != old:
-            launch.remove(old)
+    proxy = old = find(engine, order.name + PROXY)
+    with contextlib.ExitStack() as undo:
+        if old is not None and old.labels.get(PROXY_LABEL) == order.mark:
+            before = {
+                name: data for name in (SETTINGS, CONFIG, HOLD, PEM) if (data := read_file(old, f"{FOLDER}/{name}"))
+            }
+            undo.callback(change, old, before)
+            change(old, order.files)
+        else:
+            undo.callback(restore, engine, order, old)
+            if old is not None:
+                say(f"the proxy is replaced, once its requests have ended (at most {drain:.0f} s)")
+                end(old, drain)
+                launch.rename(old, order.name + PROXY + FORMER)
+            proxy = create(engine, order)
+        assert proxy is not None
+        if not is_running(proxy):
+            start(engine, proxy, order.address)
+        yield proxy
+        undo.pop_all()
+    if old is not None and proxy != old:
+        launch.remove(old)
 
 
 def change(proxy: Container, files: dict[str, bytes]) -> None:
@@ -172,12 +161,14 @@ def change(proxy: Container, files: dict[str, bytes]) -> None:
             proxy.kill(signal="SIGUSR2")
 
 
-def restore(engine: Engine, old: Container | None, order: ProxyOrder) -> None:
-    if new := find(engine, order.name + PROXY):
-        launch.remove(new)
+def restore(engine: Engine, order: ProxyOrder, old: Container | None) -> None:
+    proxy = find(engine, order.name + PROXY)
+    if proxy is not None and proxy != old:
+        launch.remove(proxy)
     if old is not None:
         with engine_errors():
-            old.rename(order.name + PROXY)
+            if old.name != order.name + PROXY:
+                launch.rename(old, order.name + PROXY)
             old.start()
 
 
@@ -193,41 +184,38 @@ def end(proxy: Container, seconds: float) -> None:
         launch.end(proxy)
 
 
-def create(engine: Engine, order: ProxyOrder, slot: str) -> Container:
+def create(engine: Engine, order: ProxyOrder) -> Container:
     labels = {HOME_LABEL: order.home, LABEL: order.recipe, PROXY_LABEL: order.mark}
     with engine_errors():
         running.network(engine)
         made = engine.client.containers.create(order.image, name=order.name + PROXY, labels=labels, **order.settings)
     try:
         running.put(made, FOLDER, order.files, secret={CONFIG, PEM}, owned=(STATE,))
-        use(made, slot)
     except BaseException:
         launch.remove(made)
         raise
     return made
 
 
-def use(proxy: Container, slot: str) -> None:
-    """From now on requests go to the server there, and wait until it listens."""
-    running.put(proxy, FOLDER, {SLOT: slot.encode()})
+@contextlib.contextmanager
+def shut(proxy: Container) -> Iterator[None]:
+    """New requests wait meanwhile."""
+    running.put(proxy, FOLDER, {GATE: b"wait"})
+    try:
+        yield
+    finally:
+        running.put(proxy, FOLDER, {GATE: b""})
 
 
-def slot_of(proxy: Container | None) -> str:
-    """That is asked; "" where there is no proxy."""
-    return (read_file(proxy, f"{FOLDER}/{SLOT}") or b"").decode() if proxy is not None else ""
-
-
-def requests_under_way(proxy: Container, slot: str) -> int | None:
-    """At the server there, by HAProxy's own count. None where it is not known, which does not mean that there are
-    none."""
-    rows = ask(proxy, f"show stat {slot} 2 -1")
-    counts = re.findall(rf"^{slot},BACKEND,(?:[^,]*,){{2}}(\d+),", rows, re.MULTILINE)
+def requests_under_way(proxy: Container) -> int | None:
+    """At the server, by HAProxy's own count. None where it is not known, which does not mean that there are none."""
+    counts = re.findall(r"^server,BACKEND,(?:[^,]*,){2}(\d+),", ask(proxy, "show stat server 2 -1"), re.MULTILINE)
     return sum(map(int, counts)) if counts else None
 
 
-def break_off(proxy: Container, slot: str) -> None:
-    """The requests of the server there end now: no client takes what it has for the whole."""
-    ask(proxy, f"shutdown sessions server {slot}/s")
+def break_off(proxy: Container) -> None:
+    """The requests of the server end now: no client takes what it has for the whole."""
+    ask(proxy, "shutdown sessions server server/s")
 
 
 def ask(proxy: Container, command: str) -> str:

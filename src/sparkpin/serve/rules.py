@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FOLDER = "/run/sparkpin"  # in the containers of both: what the host has put there
-SLOTS = ("a", "b")  # a server listens in one, and the next one in the other
-SOCKETS, SOCKET = "/run/v", "s"  # in the containers: holds a folder for each slot; the socket in that
+SOCKETS = "/run/v"  # in the containers of both: a volume
+SERVER, SOCKET = f"{SOCKETS}/server", "s"  # the folder there that is the server's, and its socket in that
 ANSWERS = {
     400: "no request that this server reads",
     401: "expected the API key, as Authorization: Bearer or x-api-key",

@@ -20,19 +20,18 @@ from sparkpin.pins.vllm_flags import flag_value, served_name
 from sparkpin.releases import container as running
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release
-from sparkpin.serve import keys, launch, linked, memory_limit, nodes, proxy, waiting
+from sparkpin.serve import keys, launch, linked, memory_limit, nodes, waiting
 from sparkpin.serve.address import UNCHANGED, Address, AddressOptions, read_tls
-from sparkpin.serve.launch import SOCKET_LABEL, Health, LaunchOrder
+from sparkpin.serve.launch import Health, LaunchOrder
 from sparkpin.serve.nodes import Checked, NodesOptions
 from sparkpin.serve.ports import require_free
-from sparkpin.serve.proxy import ProxyOrder
+from sparkpin.serve.proxy import ProxyOrder, drop_sockets
 from sparkpin.serve.rules import RISKS
 from sparkpin.serve.served import (
     COMMAND_LABEL,
     FORMER,
     LABEL,
     MODEL_LABEL,
-    NEXT,
     PROXY,
     PROXY_LABEL,
     RELEASE_LABEL,
@@ -40,7 +39,6 @@ from sparkpin.serve.served import (
     address_of,
     address_path,
     client_of,
-    describe,
     find,
     is_running,
     keep_address,
@@ -65,22 +63,19 @@ def start(
     options: AddressOptions = UNCHANGED,
     gpus: bool = False,
     health: Health | None = None,
-    beside: bool | None = None,
     drain: float | None = None,
     where: NodesOptions | None = None,
 ) -> Served:
     """Serve a release and return once it answers a real request. One that already runs is left alone; where only its
     address is to be another, or the key, its proxy is changed.
 
-    Another release of the home's recipe goes on answering until the new one does, where memory is enough for both; else
-    it is stopped first, and new requests wait. When the new one does not become ready, the former one answers again, or
-    still.
+    Another release of the home's recipe is stopped first, and new requests wait. When the new one does not become
+    ready, the former one answers again.
 
     Args:
         options: what of the address is to be other than it was. At first the port is the recipe's own (`--port` of its
             command, else 8000), the host 127.0.0.1.
         gpus: give the container all GPUs.
-        beside: start it while the former one runs; None: if memory allows.
         where: the machines of a release that is for several; None: as before.
         drain: seconds that the former one has for requests under way; None: DRAIN_SECONDS.
 
@@ -88,7 +83,7 @@ def start(
         BusyError: someone else has the port; another home's server, too.
         InputError: an option that is none; a certificate that does not fit.
         SmokeError: the server did not become ready; with a post-mortem.
-        Detached: Ctrl-C while it started; it goes on. (Not together with a former one: that goes on then.)
+        Detached: Ctrl-C while it started; it goes on.
     """
     running.require_readable(checkpoint)
     running.require_here(engine)
@@ -101,13 +96,16 @@ def start(
         contextlib.ExitStack() as connections,
     ):
         name = name_of(paths, release.recipe)
-        old, former, front = tidy(engine, name, release)
+        proxy, former_proxy = recovered(engine, name + PROXY)
+        if former_proxy is not None:
+            launch.remove(former_proxy)
+        server, former = recovered(engine, name)
         together = (where or NodesOptions()).applied(nodes.kept(paths, release.recipe), release)
         machines = connections.enter_context(nodes.connected(engine, together.urls)) if together else ()
-        old = linked.rejoined(connections, paths, release.recipe, old, machines)
-        address = new_address(paths, engine, release, options, front)
+        server = linked.rejoined(connections, paths, release.recipe, server, machines)
+        address = new_address(paths, engine, release, options, proxy)
         pem = read_tls(address.cert, address.tls_key) if address.cert else None
-        runs = old if old is not None and is_running(old) else None
+        runs = server if server is not None and is_running(server) else None
         checked = None
         if together:
             freed = linked.freed_by(paths, runs) if runs is not None else {}
@@ -115,14 +113,11 @@ def start(
             nodes.keep(paths, release.recipe, checked.nodes)  # now, for a start that nobody waits for goes on
         key = key_of(paths, release, address.host)  # may make one, which a command that is refused is not to leave
         same = runs is not None and goes_on(runs, release, checked)
+        if not same and server is not None and former is not None:
+            server, former = one_of(name, server, former), None
         space = None if same else memory_limit.room_for(paths, engine, release, checkpoint)
         if space and space.why:
             say(f"no memory plan ({space.why}): its limit is an estimate")
-        if beside is None:
-            beside = space is not None and memory_limit.fits_beside(space)
-        # Several machines cannot have two: both want the link's ports.
-        one_alone = same or checked or linked.nodes_of(old)
-        both = beside and not one_alone and old is not None and describe(old, front).ready
         switch = Switch(
             paths,
             engine,
@@ -137,30 +132,30 @@ def start(
                 health=health or Health(),
                 limits=address.limits,
             ),
-            former if same else old,
-            checked,
-            space,
-            both,
-            DRAIN_SECONDS if drain is None else drain,
+            running=runs if same else None,
+            old=former if same else server,
+            checked=checked,
+            room=space,
+            drain=DRAIN_SECONDS if drain is None else drain,
         )
-        served = switch.resume(runs) if same and runs is not None else switch.carry_out()
+        served = switch.carry_out()
         # The proxy has it now. Should that go without `stop`, an older address must not open the server again.
         address_path(paths, release.recipe).unlink(missing_ok=True)
         return served
 
 
 def new_address(
-    paths: Paths, engine: Engine, release: Release, options: AddressOptions, front: Container | None
+    paths: Paths, engine: Engine, release: Release, options: AddressOptions, proxy: Container | None
 ) -> Address:
     """BusyError where somebody else has the port."""
-    known, kept = address_of(front), kept_address(paths, release.recipe)
+    known, kept = address_of(proxy), kept_address(paths, release.recipe)
     address = options.applied(known or kept or Address.of_command(release.argv))
     if kept and not known:
         say(f"the address is as it was before `invoke stop`: {kept.words}")
     for path in set(address.allow) & RISKS.keys():
         say(f"warning: --allow {path}: {RISKS[path]}")
     keys.is_local(address.host)  # InputError for what is no address
-    if not (front and is_running(front) and known and known.port == address.port):  # a new proxy waits for the old one
+    if not (proxy and is_running(proxy) and known and known.port == address.port):  # a new proxy waits for the old one
         require_free(engine, address.host, address.port)
     return address
 
@@ -219,50 +214,27 @@ def command_mark(release: Release) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def tidy(engine: Engine, name: str, release: Release) -> tuple[Container | None, Container | None, Container | None]:
-    """The recipe's server, the one before it where that may have to answer again, and the proxy, after what a killed
-    run left: none counts that was made and never started.
+def recovered(engine: Engine, name: str) -> tuple[Container | None, Container | None]:
+    """The container of that name, and the one before it where that is there still, after what a killed run left: one
+    that was made and never started does not count."""
+    found, former = find(engine, name), find(engine, name + FORMER)
+    if found is not None and found.status == "created":
+        launch.remove(found)
+        found = None
+    if found is None and former is not None:
+        launch.rename(former, name)
+        return former, None
+    return found, former
 
-    A switch that was broken off leaves the former server. It is needed until the next one answers, so one that neither
-    does nor is the wanted release gives way to it.
-    """
-    front, _ = settle(engine, name + PROXY, FORMER)
-    old, others = settle(engine, name, FORMER, NEXT)
-    former = next((other for other in others if str(other.name).endswith(FORMER)), None)
-    if old is None or former is None:
-        return old, None, front
-    if launch.asks(old)[0]:
+
+def one_of(name: str, server: Container, former: Container) -> Container:
+    """Of two that a switch left that was broken off: the one that answers. The other is removed."""
+    if launch.asks(server)[0]:
         launch.remove(former)
-        return old, None, front
-    if old.labels.get(RELEASE_LABEL) == release.tag and is_running(old):
-        return old, former, front
-    launch.remove(old)
-    with engine_errors():
-        former.rename(name)
-        former.reload()
-    return former, None, front
-
-
-def settle(engine: Engine, name: str, *ends: str) -> tuple[Container | None, list[Container]]:
-    """The first of those with these names that was ever started, which gets the first name; and what else there is of
-    use: a server that another has taken the place of. The others are removed."""
-    with engine_errors():
-        found = [container for end in ("", *ends) if (container := find(engine, name + end))]
-        chosen = next((container for container in found if container.status != "created"), None)
-        rest = []
-        for container in found:
-            if container is chosen:
-                continue
-            if chosen and SOCKET_LABEL in chosen.labels and (front := find(engine, name + PROXY)):
-                proxy.use(front, chosen.labels[SOCKET_LABEL])  # which may have been told already of one that goes
-            if chosen and container.name == name + FORMER and container.status != "created" and NEXT in ends:
-                rest.append(container)
-            else:
-                launch.remove(container)
-        if chosen is not None and chosen.name != name:
-            chosen.rename(name)
-            chosen.reload()
-    return chosen, rest
+        return server
+    launch.remove(server)
+    launch.rename(former, name)
+    return former
 
 
 def stop(paths: Paths, engine: Engine, recipe: str | None) -> tuple[str, ...]:
@@ -297,7 +269,7 @@ def stop(paths: Paths, engine: Engine, recipe: str | None) -> tuple[str, ...]:
             say(f"stopping {other.name} at {machine.where}")
             launch.remove(other)
         for name in {name_of(paths, container.labels[LABEL]) for container in chosen}:
-            proxy.drop_sockets(engine, name)
+            drop_sockets(engine, name)
     for name in sorted({container.labels[LABEL] for container in chosen}):
         if kept := kept_address(paths, name):
             say(f"kept for the next `invoke serve --recipe {name}`: {kept.words}")

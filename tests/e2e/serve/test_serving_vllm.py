@@ -179,20 +179,16 @@ def test_a_flag_that_vllm_does_not_know_leaves_the_former_one(
     assert httpx.post(f"{served.url}/chat/completions", json=body(), trust_env=False, timeout=300).status_code == 200
 
 
-def test_a_switch_without_room_for_two_loses_no_request(
-    paths: Paths, first: Release, second: Release, served: services.Served
-) -> None:
-    """As all real models need it; there and back."""
+def test_a_switch_loses_no_request(paths: Paths, first: Release, second: Release, served: services.Served) -> None:
+    """There and back."""
     with Streams(served.url) as streams:
         for release in (first, second):
-            service.start(paths, Engine.connect(), release, checkpoint_of(paths, release), beside=False, health=HEALTH)
+            service.start(paths, Engine.connect(), release, checkpoint_of(paths, release), health=HEALTH)
             streams.await_answers()
     assert streams.losses == []
 
 
-def test_a_rollback_with_room_for_two_loses_no_request(
-    copy: Checkout, paths: Paths, first: Release, served: services.Served
-) -> None:
+def test_a_rollback_loses_no_request(copy: Checkout, paths: Paths, first: Release, served: services.Served) -> None:
     with Streams(served.url) as streams:
         said = copy.invoke("rollback", "--recipe", RECIPE, "--serve")
         streams.await_answers()

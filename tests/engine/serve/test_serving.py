@@ -185,7 +185,7 @@ def test_ctrl_c_leaves_the_server_to_start(site: FakeSite, monkeypatch: pytest.M
     assert said[0] == f"{site.release.tag} already runs as {container.name}"
 
 
-LEFT = ("next", "switched", "proxy away", "proxy made", "both made")
+LEFT = ("away", "made", "proxy away", "proxy made", "gate shut", "both made")
 
 
 @pytest.mark.parametrize("left", LEFT)
@@ -194,10 +194,12 @@ def test_what_a_killed_run_leaves_is_put_right(site: FakeSite, left: str) -> Non
     containers = site.engine.client.containers
     served = site.start(port=site.port)
     server, front = containers.get(served.container), containers.get(served.container + services.PROXY)
-    if left == "next":
-        made_like(site.engine, server, server.name + services.NEXT)
-    elif left == "switched":  # the old one is gone, the new one has not its name yet
-        server.rename(server.name + services.NEXT)
+    if left in ("away", "made"):
+        server.rename(server.name + services.FORMER)
+        if left == "made":
+            made_like(site.engine, server, served.container)
+    elif left == "gate shut":
+        running.put(front, launch.FOLDER, {proxy.GATE: b"wait"})
     else:
         front.kill()
         front.rename(front.name + services.FORMER)
@@ -235,15 +237,14 @@ def test_one_that_nobody_reaches_leaves_the_former_one(
     monkeypatch.setattr(switching, "ANSWER_SECONDS", 0.0)
     monkeypatch.setattr(switching, "fault_of", lambda *_: "a firewall")
     with pytest.raises(SmokeError, match="answers within its container, and not at"):
-        site.start(newer, port=free_port() if moves else None, beside=True)
+        site.start(newer, port=free_port() if moves else None)
     monkeypatch.undo()
     until(lambda: switching.fault_of(served, None) == "")
     assert parts_of(site) == [served.container, served.container + services.PROXY]
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_a_switch_loses_no_request(site: FakeSite, newer: Release, beside: bool) -> None:
-    """What is under way gets its answer from the server that has it; what comes meanwhile waits, or is answered."""
+def test_a_switch_loses_no_request(site: FakeSite, newer: Release) -> None:
+    """What is under way gets its answer from the server that has it; what comes meanwhile waits."""
     old, done = site.start(port=site.port), threading.Event()
 
     def ask(words: str) -> int:
@@ -258,7 +259,7 @@ def test_a_switch_loses_no_request(site: FakeSite, newer: Release, beside: bool)
     with ThreadPoolExecutor() as pool:
         slow, others = pool.submit(ask, "slow"), [pool.submit(ask_on) for _ in range(3)]
         until(lambda: slow.running())
-        new = site.start(newer, beside=beside)
+        new = site.start(newer)
         assert slow.done() and slow.result() == 200 and ask("x") == 200
         done.set()
         assert [other.result() for other in others] == [{200}] * 3
@@ -272,7 +273,7 @@ def test_what_does_not_end_within_the_drain_is_broken_off(site: FakeSite, newer:
         assert post(f"{old.url}/completions", "hang") == 200
         hung = pool.submit(post, f"{old.url}/completions", "x")
         time.sleep(1)
-        assert site.start(newer, beside=False, drain=1).ready
+        assert site.start(newer, drain=1).ready
         assert hung.result() in (502, 503)
 
 
@@ -284,13 +285,13 @@ def test_other_settings_break_no_request(site: FakeSite) -> None:
         slow = pool.submit(post, f"{old.url}/completions", "slow")
         time.sleep(1)
         new = site.start(limit="body=1000", allow="/score")
-        assert not slow.done() and proxy.requests_under_way(front, "a") == 1, "also of a worker from before"
+        assert not slow.done() and proxy.requests_under_way(front) == 1, "also of a worker from before"
         assert slow.result() == 200
     assert (new.allow, new.limits) == (("/score",), {"body": 1000})
     until(lambda: post(f"{new.url}/completions", "x" * 1000) == 413)
-    assert site.engine.client.containers.get(front.name).id == front.id and proxy.requests_under_way(front, "b") == 0
+    assert site.engine.client.containers.get(front.name).id == front.id
     front.kill()
-    assert proxy.requests_under_way(front, "a") is None, "which is not quiet"
+    assert proxy.requests_under_way(front) is None, "which is not quiet"
 
 
 def post(url: str, prompt: str) -> int:
@@ -313,7 +314,7 @@ def test_a_switch_that_is_broken_off_while_requests_end_leaves_the_former_one(
 
         monkeypatch.setattr(waiting, "wait_quiet", broken_off)
         with pytest.raises(KeyboardInterrupt):
-            site.start(newer, beside=False)
+            site.start(newer)
         assert asked[0].result() == 200
     assert parts_of(site) == [old.container, old.container + services.PROXY]
     assert site.start() == dataclasses.replace(old, health=site.start().health)
@@ -323,20 +324,20 @@ def test_a_switch_that_is_broken_off_while_requests_end_leaves_the_former_one(
 def test_a_switch_that_nobody_waits_for_keeps_the_former_one_until_the_next_answers(
     site: FakeSite, newer: Release, bad: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without room for two; the same command again ends it."""
+    """The same command again ends it."""
     old = site.start(port=site.port)
     wanted = dataclasses.replace(newer, env={"FAKE_VLLM": "exit"}) if bad else newer
     monkeypatch.setattr(waiting, "until_ready", interrupt)
     with pytest.raises(waiting.Detached):
-        site.start(wanted, beside=False)
+        site.start(wanted)
     monkeypatch.undo()
     assert old.container + services.FORMER in parts_of(site)
     assert [s.container for s in services.status(site.engine) if s.home == str(site.paths.home)] == [old.container]
     if bad:
         with pytest.raises(SmokeError):
-            site.start(wanted, beside=False)
+            site.start(wanted)
     else:
-        assert site.start(wanted, beside=False).release == newer.tag
+        assert site.start(wanted).release == newer.tag
     assert services.running_release(site.paths, site.engine, "fake") == (old.release if bad else newer.tag)
     assert parts_of(site) == [old.container, old.container + services.PROXY]
     assert post(f"{old.url}/completions", "x") == 200

@@ -19,6 +19,7 @@ import pytest
 from certificates import certificate
 from proxied import HEADERS, KEY, Site, site_in, until
 
+from sparkpin.releases import inside
 from sparkpin.serve import rules
 from sparkpin.serve.address import read_tls
 from sparkpin.serve.rules import Limits
@@ -38,7 +39,7 @@ def ask(client: httpx.Client) -> int:
 
 
 def test_no_trial_reaches_the_server(site: Site) -> None:
-    site.server("a")
+    site.server()
     site.start(Limits(per_second=10**6, idle=1))
     tried = list(proxy_trials.trials(KEY))
     through = [trial.why for trial in tried if not proxy_trials.refused(proxy_trials.sent(site.port, trial.raw))]
@@ -46,7 +47,7 @@ def test_no_trial_reaches_the_server(site: Site) -> None:
 
 
 def test_what_agents_need_is_answered_and_nothing_of_the_client_goes_on(site: Site) -> None:
-    site.server("a")
+    site.server()
     client = site.start()
     for path in ("/v1/models", "/metrics", rules.OPEN):
         assert client.get(path).status_code == 200, path
@@ -62,7 +63,7 @@ def test_what_agents_need_is_answered_and_nothing_of_the_client_goes_on(site: Si
 
 
 def test_without_a_key_the_table_counts_and_the_host_is_this_machine(site: Site) -> None:
-    site.server("a")
+    site.server()
     client = site.start(key=None, allow=("/pooling",))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fake_vllm, "kind_of", lambda path, body: path)
@@ -76,7 +77,7 @@ def test_without_a_key_the_table_counts_and_the_host_is_this_machine(site: Site)
 
 def test_with_a_certificate_there_is_tls_and_nothing_else(site: Site, tmp_path: Path) -> None:
     cert, key = certificate(tmp_path / "own")
-    site.server("a")
+    site.server()
     plain = site.start(Limits(idle=2), tls=read_tls(cert, key))
     with pytest.raises(httpx.RemoteProtocolError):
         plain.get("/health")
@@ -88,7 +89,7 @@ def test_with_a_certificate_there_is_tls_and_nothing_else(site: Site, tmp_path: 
 
 
 def test_what_is_too_large_or_too_slow_is_refused(site: Site) -> None:
-    site.server("a")
+    site.server()
     client = site.start(Limits(body=50_000, idle=1))
     chunked = {"Content-Type": "application/json"}
     assert client.post("/v1/completions", json={"prompt": "x" * 50_000}).status_code == 413
@@ -103,7 +104,7 @@ def test_what_is_too_large_or_too_slow_is_refused(site: Site) -> None:
 
 def test_a_large_body_comes_without_a_pause(site: Site) -> None:
     """curl waits a second for 100 Continue."""
-    site.server("a")
+    site.server()
     site.start()
     with proxy_trials.opened(site.port, f"{HEAD}Content-Length: 2\r\nExpect: 100-continue\r\n\r\n".encode()) as link:
         assert link.recv(65536).startswith(b"HTTP/1.1 100 ")
@@ -113,7 +114,7 @@ def test_a_large_body_comes_without_a_pause(site: Site) -> None:
 
 def test_one_address_gets_its_share_and_all_together_theirs(site: Site) -> None:
     go = threading.Event()
-    site.server("a", lambda path: None if path == "/health" else (go.wait(60) and None))
+    site.server(lambda path: None if path == "/health" else (go.wait(60) and None))
     for limits, status in ((Limits(per_client=2), 429), (Limits(requests=2), 503)):
         client = site.start(limits)
         with ThreadPoolExecutor() as pool:
@@ -141,7 +142,7 @@ def test_one_address_gets_its_share_and_all_together_theirs(site: Site) -> None:
 
 def test_a_client_that_goes_away_ends_its_request(site: Site) -> None:
     gone = threading.Event()
-    made = site.server("a")
+    made = site.server()
     client = site.start()
 
     def for_ever(kind: str, reply: fake_vllm.Reply) -> fake_vllm.Reply:
@@ -168,47 +169,45 @@ def trickles(server: fake_vllm.UnixServer) -> None:
     server.fault = lambda kind, reply: (200, fake_vllm.STREAM, b"0123456789" * 4 + b"<trickle>")  # type: ignore[method-assign]
 
 
-def under_way(site: Site, slot: str) -> str:
-    return site.ask_proxy(f"show stat {slot} 2 -1").splitlines()[1].split(",")[4]
+def under_way(site: Site) -> str:
+    return site.ask_proxy("show stat server 2 -1").splitlines()[1].split(",")[4]
 
 
-def test_a_stream_comes_part_by_part_and_a_switch_breaks_none(site: Site) -> None:
-    trickles(site.server("a"))
-    site.server("b")
+def test_a_stream_comes_part_by_part_while_the_gate_is_shut_and_others_wait(site: Site) -> None:
+    trickles(made := site.server())
     client = site.start()
-    with client.stream("POST", "/v1/completions", json=BODY) as reply:
+    with client.stream("POST", "/v1/completions", json=BODY) as reply, ThreadPoolExecutor() as pool:
         parts = reply.iter_raw()
         first = next(parts)
-        site.use("b")
-        assert client.post("/v1/completions", json=BODY).json()["choices"]
-        assert (under_way(site, "a"), under_way(site, "b")) == ("1", "0")
+        site.shut()
+        made.fault = lambda kind, reply: reply  # type: ignore[method-assign]
+        waits = pool.submit(ask, client)
+        assert client.get("/health").status_code == 503, "who looks is answered at once"
         assert len(first) < 40 and first + b"".join(parts) == b"0123456789" * 4 + b"<trickle>"
-    until(lambda: under_way(site, "a") == "0")
-    site.use("")
-    assert ask(client) == 200
-    assert [line[0] for line in site.seen] == ["a", "b", "b"], "what is being written is not read"
+        until(lambda: under_way(site) == "0")
+        assert not waits.done()
+        site.shut("")
+        assert waits.result() == 200
 
 
 def test_a_stream_that_is_broken_off_has_no_end(site: Site) -> None:
-    trickles(site.server("a"))
+    trickles(site.server())
     client = site.start()
     with client.stream("POST", "/v1/completions", json=BODY) as reply:
         next(parts := reply.iter_raw())
-        site.ask_proxy("shutdown sessions server a/s")
+        site.ask_proxy("shutdown sessions server server/s")
         with pytest.raises(httpx.RemoteProtocolError):
             list(parts)
 
 
-def test_requests_wait_for_a_server_and_go_where_the_host_says_last(site: Site) -> None:
+def test_requests_wait_for_a_server(site: Site) -> None:
     client = site.start(Limits(hold=60))
     with ThreadPoolExecutor() as pool:
         asked = [pool.submit(ask, client) for _ in range(4)]
         time.sleep(0.5)
         assert client.get("/health").status_code == 503, "who looks is answered at once"
-        site.use("b")
-        site.server("b")
+        site.server()
         assert [one.result() for one in asked] == [200] * 4
-    assert {line[0] for line in site.seen} == {"b"}
 
 
 def test_no_request_waits_for_ever_and_none_for_a_server_that_stays_down(site: Site) -> None:
@@ -216,19 +215,18 @@ def test_no_request_waits_for_ever_and_none_for_a_server_that_stays_down(site: S
     reply = client.post("/v1/completions", json=BODY)
     assert (reply.status_code, reply.headers["Retry-After"]) == (503, "5")
     client = site.start(Limits(hold=600))
-    (site.folder / "a").mkdir()
     with socket.socket() as gone, ThreadPoolExecutor() as pool:
         gone.connect(("127.0.0.1", site.port))
         gone.sendall(f"{HEAD}Content-Length: 2\r\n\r\n{{}}".encode())
         asked = pool.submit(ask, client)
         gone.close()
         time.sleep(0.5)
-        (site.folder / "a/state").write_text("down")
+        site.say(inside.DOWN)
         assert asked.result() == 503
 
 
 def test_a_server_that_breaks_off_is_told(site: Site) -> None:
-    made = site.server("a")
+    made = site.server()
     client = site.start()
     made.fault = lambda kind, reply: (200, fake_vllm.JSON, b'{"half": <reset>')  # type: ignore[method-assign]
     with pytest.raises(httpx.RemoteProtocolError):

@@ -100,13 +100,10 @@ def test_without_a_plan_the_limit_holds_the_compilers_of_a_first_start(
     assert limits[0] < compilers < limits[1]
 
 
-def test_two_fit_at_once_only_where_a_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_needs_more_than_is_free_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_limit, "available", lambda: 8 << 30)
     plan = ("--gpu-memory-utilization 0.5 asks for no more than is free",)
-    small, large = memory_limit.Room(4 << 30, 6 << 30, plan), memory_limit.Room(9 << 30, 12 << 30, plan)
-    assert memory_limit.fits_beside(small) and not memory_limit.fits_beside(large)
-    assert not memory_limit.fits_beside(memory_limit.Room(1 << 30, 2 << 30, None, "no rule for this model"))
     release = SimpleNamespace(tag="sparkpin/r:base-1")
-    memory_limit.require_room(small, release)  # type: ignore[arg-type]
+    memory_limit.require_room(memory_limit.Room(4 << 30, 6 << 30, plan), release)  # type: ignore[arg-type]
     with pytest.raises(HostError, match=r"r:base-1 needs 9.00 GiB, and 8.00 GiB are free\n  next: .*utilization 0.5"):
-        memory_limit.require_room(large, release)  # type: ignore[arg-type]
+        memory_limit.require_room(memory_limit.Room(9 << 30, 12 << 30, plan), release)  # type: ignore[arg-type]

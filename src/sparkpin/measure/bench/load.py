@@ -21,7 +21,6 @@ from sparkpin.pins.vllm_flags import MODEL_PATH, served_name
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.serve import crash_facts, launch, postmortem, socket_port
-from sparkpin.serve.launch import SOCKET_LABEL
 from sparkpin.serve.rules import FOLDER, SOCKETS
 from sparkpin.smoke.server import LABEL, owner
 
@@ -86,9 +85,8 @@ def run_steps(
             **running.apart(settings),
         )
     try:
-        socket = launch.socket_of(server.labels[SOCKET_LABEL])
         files = {file.name: file.read_bytes() for file in map(Path, (driver.__file__, socket_port.__file__))}
-        running.put(container, FOLDER, files | {PLAN: plan_text(release, steps, plan, socket)})
+        running.put(container, FOLDER, files | {PLAN: plan_text(release, steps, plan, launch.SOCKET_PATH)})
         with engine_errors():
             container.start()
         done = 0
