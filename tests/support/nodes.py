@@ -21,7 +21,7 @@ from sparkpin.serve import launch
 from sparkpin.serve.launch import Health, LaunchOrder
 from sparkpin.serve.rules import Limits
 
-QUICK = Health(interval=1, timeout=5, failures=2)
+QUICK = Health(interval=1, failures=2)
 RESTARTS = f"print(open('{launch.FOLDER}/state/restarts').read(), end='')"
 
 

@@ -43,7 +43,7 @@ LAST_LINES = 12
 PYTHON = ("python", "-IS")  # nothing of the image's packages: quick to start, and not theirs to change
 EXECUTE_SECONDS = 40
 """The longest step of several machines. NCCL does not say that a node is gone: the limit does, and its own 300 s are
-more than the health check waits for an answer (`serve.launch.Health`)."""
+more than process 1 waits until it ends a server that hangs (`serve.launch.Health`)."""
 RDMA = "/dev/infiniband"
 
 

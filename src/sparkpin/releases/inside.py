@@ -7,8 +7,8 @@ usage: inside.py run ARGV...   process 1: starts the server, passes signals on, 
 
 Why process 1 is not vLLM itself: vLLM ends with 0 when its engine process dies, and Docker's policy "on-failure" then
 leaves it down. Docker does not restart a container that is unhealthy, either, and a vLLM that hangs would stay: process
-1 has the model write a token now and then, and ends a server that does not. `health` tells Docker, and `status` by it,
-what came of that, and at once when a token is late.
+1 has the model write a token now and then, and ends a server that often does not. `health` tells Docker, and `status`
+by it, what came of the last time.
 
 Docker starts the container again as often as it ends with a failure. How often that may be, process 1 counts, in a file
 that outlives it; where it may not be once more, it ends with 0. A count of Docker's is never filled up again. Process 1
@@ -41,7 +41,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,8 @@ listens, or failed too often. A connection of the proxy's own to find out would 
 STAYS_DOWN = "stays down"  # how the last line of the log begins then
 METRICS_SECONDS = 5.0
 PATIENCE = 10.0  # seconds for a token; a server that takes longer has to move its counters meanwhile
+FIRST_PATIENCE = 60.0  # for the first token, which the host asks for
+REFILL_SECONDS = 3600.0  # without a restart: then all that are allowed are there again
 SETTINGS_SECONDS = 5.0  # in which the host has written its file
 SOCKET_SECONDS = 0.25  # between two tries to reach a server that starts
 LOOK_SECONDS = 1  # between two looks for the other machines
@@ -82,96 +84,106 @@ SOCKETS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))  # proc(5), 01: establ
 
 
 def say(text: str) -> None:
-    print(f"sparkpin: {text}", flush=True)
+    """By one call to the system: a signal's handler may come in between, and print does not allow that."""
+    os.write(1, f"sparkpin: {text}\n".encode())
 
 
-def run(argv: Sequence[str]) -> int:
-    """Start the server and wait for its end; the exit code of the container."""
-    STATE.mkdir(mode=0o700, exist_ok=True)
-    server: subprocess.Popen[bytes] | None = None
-    causes: list[int] = []  # exit codes of what ended it; 0: it was asked to
-    over = threading.Event()
-    known: set[str] = set()  # connections of all machines to torch's store
-    own: dict[str, socket.socket] = {}  # that of this process
+class Life:
+    """One life of a server. causes: exit codes of what ended it; 0: it was asked to. over: it has ended. links: this
+    process's own connection to torch's store, by its name as `connections` writes it."""
 
-    def stop(number: int, _: object) -> None:
-        if server is None:
+    def __init__(self) -> None:
+        STATE.mkdir(mode=0o700, exist_ok=True)
+        self.server: subprocess.Popen[bytes] | None = None
+        self.causes: list[int] = []
+        self.over = threading.Event()
+        self.links: dict[str, socket.socket] = {}
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self.stop)
+        self.settings = load_settings()
+        self.state = Path(self.settings["socket"]).with_name(PROXY_STATE)
+
+    def run(self, argv: Sequence[str]) -> int:
+        """Start the server and wait for its end; the exit code of the container."""
+        write_restarts(restarts() + 1 if RESTARTS.exists() else 0)
+        for left in (Path(self.settings["socket"]), self.state):  # of its last life
+            left.unlink(missing_ok=True)
+        say(BEGUN)
+        await_memory(self.settings["floor"])
+        self.server = subprocess.Popen(argv)
+        self.begin_watching(self.server.pid)
+        code = reap(self.server.pid)
+        self.over.set()
+        write(self.state, "")
+        kill_others()
+        for link in self.links.values():  # rank 0 takes a machine that waits at its limit for one that is there
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+        code = outcome(code, self.causes)
+        if code and restarts() >= (allowed := load_settings()["restarts"]):  # which may be another by now
+            self.stay_down(allowed)
+            return 0
+        return code
+
+    def begin_watching(self, server: int) -> None:
+        tasks: list[Callable[[], None]] = []
+        if not self.settings.get("rank"):
+            tasks.append(lambda: self.follow_engine(server))
+        if self.settings["floor"]:
+            tasks.append(self.guard_memory)
+        if "interval" in self.settings:  # a smoke test asks by itself
+            tasks.append(lambda: watch(self.settings, self.end))
+        if "store" in self.settings:
+            tasks.append(self.watch_store)
+        for task in tasks:
+            threading.Thread(target=task, daemon=True).start()
+
+    def stop(self, number: int, _: object) -> None:
+        if self.server is None:
             sys.exit(0)
-        causes.append(0)
+        self.causes.append(0)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(server.pid, number)  # `send_signal` might reap it, which is `reap`'s
+            os.kill(self.server.pid, number)  # `send_signal` might reap it, which is `reap`'s
 
-    def end(code: int, why: str) -> None:
-        if causes:
+    def end(self, code: int, why: str) -> None:
+        if self.causes or self.over.is_set():
             return
         say(f"ended: {why}")
-        causes.append(code)
+        self.causes.append(code)
         kill_others()
 
-    def look(*_: object) -> None:
-        now = connections(settings["store"]) - own.keys()
-        gone = {one[:8] for one in known} - {one[:8] for one in known & now}  # who came again meanwhile has gone, too
-        if gone:
-            end(PEER_LOST, "a worker has gone from torch's store, here or on another machine")
-        if now and settings["rank"] and not known:
-            threading.Thread(target=hold, args=(settings["store"], own), daemon=True).start()
-        known.update(now)
+    def follow_engine(self, server: int) -> None:
+        wait_for_socket(self.settings["socket"])
+        write(self.state, UP)
+        wait_for_engine(server)
+        if not self.causes:
+            kill_others() if killed_for_memory() else self.end(ENGINE_GONE, "its engine process has gone")
 
-    def guard() -> None:
-        while not over.wait(GUARD_SECONDS):
-            if (left := available()) < settings["floor"]:
-                kept = f"{settings['floor'] >> 20} MiB are kept for it"
-                end(NO_RESERVE, f"the machine had {left >> 20} MiB of memory left, and {kept}")
-                return
+    def guard_memory(self) -> None:
+        floor = self.settings["floor"]
+        while not self.over.wait(GUARD_SECONDS):
+            with contextlib.suppress(OSError):  # the kernel may have no memory for the answer
+                if (left := available()) < floor:
+                    why = f"the machine had {left >> 20} MiB of memory left, and {floor >> 20} MiB are kept for it"
+                    self.end(NO_RESERVE, why)
 
-    def cut(*_: object) -> None:
-        end(PEER_LOST, "the machine with torch's store does not answer any more")
+    def watch_store(self) -> None:
+        known: set[str] = set()  # connections of all machines to torch's store
+        while not self.over.wait(LOOK_SECONDS):
+            now = connections(self.settings["store"]) - self.links.keys()
+            gone = {one[:8] for one in known} - {one[:8] for one in known & now}  # also who came again meanwhile
+            if gone:
+                self.end(PEER_LOST, "a worker has gone from torch's store, here or on another machine")
+            if now and self.settings["rank"] and not known:
+                threading.Thread(target=hold, args=(self.settings["store"], self.links, self.end), daemon=True).start()
+            known |= now
 
-    def follow_engine(pid: int) -> None:
-        wait_for_socket(settings["socket"])
-        write(state, UP)
-        wait_for_engine(pid)
-        if not causes:
-            kill_others() if killed_for_memory() else end(ENGINE_GONE, "its engine process has gone")
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
-    settings = load_settings()
-    write_restarts(restarts() + 1 if RESTARTS.exists() else 0)
-    state = Path(settings["socket"]).with_name(PROXY_STATE)
-    for left in (Path(settings["socket"]), state):  # of its last life
-        left.unlink(missing_ok=True)
-    say(BEGUN)
-    await_memory(settings.get("floor", 0))
-    server = subprocess.Popen(argv)
-    if not settings.get("rank"):
-        threading.Thread(target=follow_engine, args=(server.pid,), daemon=True).start()
-    signal.signal(signal.SIGUSR1, lambda *_: end(HUNG, "it answered no request any more"))
-    if settings.get("floor"):
-        threading.Thread(target=guard, daemon=True).start()
-    if "interval" in settings:  # a smoke test asks by itself
-        threading.Thread(target=watch, args=(settings,), daemon=True).start()
-    if "store" in settings:
-        signal.signal(signal.SIGUSR2, cut)
-        signal.signal(signal.SIGALRM, look)
-        signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
-    code = reap(server.pid)
-    over.set()
-    write(state, "")
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    kill_others()
-    for link in own.values():  # rank 0 takes a machine that waits at its limit for one that is there
-        with contextlib.suppress(OSError):
-            link.shutdown(socket.SHUT_RDWR)
-    code = outcome(code, causes)
-    if code and restarts() >= (allowed := load_settings()["restarts"]):
+    def stay_down(self, allowed: int) -> None:
         say(f"{STAYS_DOWN}: it has been started again {allowed} times")
         (STATE / "down").touch()
-        write(state, DOWN)
-        while settings.get("rank") and 0 not in causes:
+        write(self.state, DOWN)
+        while self.settings.get("rank") and 0 not in self.causes:
             time.sleep(1)
-        return 0
-    return code
 
 
 def await_memory(floor: int) -> None:
@@ -239,20 +251,20 @@ def connections(store: Sequence[Any]) -> set[str]:
     return found
 
 
-def hold(store: Sequence[Any], own: dict[str, socket.socket]) -> None:
-    """Signal this process when a connection of its own to torch's store breaks, though nobody has closed it. own: gets
-    that connection, by its name as `connections` writes it."""
+def hold(store: Sequence[Any], links: dict[str, socket.socket], end: Callable[[int, str], None]) -> None:
+    """End the server when a connection of this process to torch's store breaks, though nobody has closed it. links: of
+    `Life`, gets that connection."""
     try:
         with socket.create_connection(tuple(store), timeout=KEEPALIVE[1][2]) as link:
             for option in KEEPALIVE:
                 link.setsockopt(*option)
             address, port = link.getsockname()
-            own[f"{int.from_bytes(socket.inet_aton(address), sys.byteorder):08X}:{port:04X}"] = link
+            links[f"{int.from_bytes(socket.inet_aton(address), sys.byteorder):08X}:{port:04X}"] = link
             link.settimeout(None)
             link.recv(1)  # the store sends nothing unasked; its end is seen in the kernel's table
     except OSError:
         time.sleep(2 * LOOK_SECONDS)  # an end that the table shows is told by that
-        os.kill(os.getpid(), signal.SIGUSR2)
+        end(PEER_LOST, "the machine with torch's store does not answer any more")
 
 
 def restarts() -> int:
@@ -340,13 +352,13 @@ def request(settings: dict[str, Any], method: str, path: str, body: object, time
     return text
 
 
-def ask(settings: dict[str, Any]) -> str:
+def ask(settings: dict[str, Any], patience: float) -> str:
     """One token, from the model itself: /health of vLLM answers while the engine hangs."""
     if settings.get("rank"):
         return "the server lives: process 1 would have ended with it"
     body = {"model": settings["model"], "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
     begin = time.monotonic()
-    text = request(settings, "POST", "/v1/completions", body, settings["timeout"])
+    text = request(settings, "POST", "/v1/completions", body, patience)
     if not json.loads(text).get("choices"):
         raise Silent(f"an answer without a choice: {text[:200]}")
     return f"a token after {time.monotonic() - begin:.2f} s"
@@ -355,7 +367,7 @@ def ask(settings: dict[str, Any]) -> str:
 def metrics(settings: dict[str, Any]) -> str:
     """ "" where the server does not tell."""
     with contextlib.suppress(Silent):
-        return request(settings, "GET", "/metrics", None, min(METRICS_SECONDS, settings["timeout"]))
+        return request(settings, "GET", "/metrics", None, METRICS_SECONDS)
     return ""
 
 
@@ -370,70 +382,45 @@ def under_way(settings: dict[str, Any]) -> str:
     return str(int(sum(map(float, counts)))) if counts else ""
 
 
-def watch(settings: dict[str, Any]) -> None:
-    """Have a token written now and then, and end a server that writes none. Never returns, but after that."""
-    begin = time.monotonic()
-    seen: dict[str, Any] = {"asked": begin, "pending": False, "answered": 0.0, "failures": 0, "text": "starting"}
-    while seen["failures"] < settings["failures"]:
-        write(STATE / "watch", json.dumps(seen | {"pending": False}))
+def watch(settings: dict[str, Any], end: Callable[[int, str], None]) -> None:
+    """Have a token written now and then, and end a server that writes none. Returns after that alone."""
+    begin, answered, failures, text = time.monotonic(), False, 0, "starting"
+    while failures < settings["failures"]:
+        write(STATE / "watch", json.dumps({"well": answered and not failures, "text": text}))
         time.sleep(settings["interval"])
-        seen["asked"] = time.monotonic()
-        write(STATE / "watch", json.dumps(seen | {"pending": True}))
         before = work_done(settings)
-        write(STATE / "work", "\n".join(before))
         try:
-            seen |= {"text": ask(settings), "answered": time.monotonic(), "failures": 0}
-            if time.monotonic() - begin > settings["refill"]:
+            text, answered, failures = ask(settings, PATIENCE), True, 0
+            if time.monotonic() - begin > REFILL_SECONDS:
                 write_restarts(0)
         except (Silent, ValueError) as error:
-            if not seen["answered"] and time.monotonic() - begin < settings["start"]:
-                seen["text"] = f"starting for {time.monotonic() - begin:.0f} s: {error}"
+            if not answered and time.monotonic() - begin < settings["start"]:
+                text = f"starting for {time.monotonic() - begin:.0f} s: {error}"
             elif before and (after := work_done(settings)) and after != before:
-                seen |= {"text": f"busy: no token ({error}), but it computes", "failures": 0}
+                text, failures = f"busy: no token ({error}), but it computes", 0
             else:
-                seen["failures"] += 1
-                seen["text"] = f"failure {seen['failures']} of {settings['failures']}: {error}"
-    write(STATE / "watch", json.dumps(seen))
-    os.kill(os.getpid(), signal.SIGUSR1)
+                failures += 1
+                text = f"failure {failures} of {settings['failures']}: {error}"
+    end(HUNG, "it answered no request any more")
 
 
-def health(settings: dict[str, Any]) -> int:
-    """0: healthy. A server that is too busy for a token is: its counters move from one check to the next."""
+def health() -> int:
+    """0: healthy, by the last token that process 1 has asked for."""
     if (STATE / "down").exists():
         print(STAYS_DOWN)
         return 1
     seen = json.loads((STATE / "watch").read_text())
-    late = time.monotonic() - seen["asked"]
-    if late > settings["interval"] + settings["timeout"] + 4 * METRICS_SECONDS:
-        print(f"process 1 has not looked for {late:.0f} s")
-        os.kill(1, signal.SIGCONT)  # whoever stopped it, it has to go on
-        return 1
-    if seen["failures"] or not seen["answered"]:
-        print(seen["text"])
-        return 1
-    if seen["pending"] and not moved(settings) and late > PATIENCE:
-        print(f"no token for {time.monotonic() - seen['answered']:.0f} s")
-        return 1
     print(seen["text"])
-    return 0
-
-
-def moved(settings: dict[str, Any]) -> bool:
-    """Whether the server's counters are others than at the last check that asked for them."""
-    path, now = STATE / "work", "\n".join(work_done(settings))
-    before = path.read_text() if path.exists() else ""
-    write(path, now)
-    return bool(now) and now != before
+    return 0 if seen["well"] else 1
 
 
 def main(task: str, *argv: str) -> int:
     if task == "run":
-        return run(argv)
-    settings = load_settings()
+        return Life().run(argv)
     if task == "health":
-        return health(settings)
+        return health()
     try:
-        print(under_way(settings) if task == "load" else ask(settings))
+        print(under_way(load_settings()) if task == "load" else ask(load_settings(), FIRST_PATIENCE))
         return 0
     except (Silent, ValueError) as error:
         print(error)

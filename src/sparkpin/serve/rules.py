@@ -65,8 +65,7 @@ class Limits:
     at a time. idle: seconds without a request, for its body, or of an answer that nobody takes. hold: seconds that a
     request waits for a server that starts.
 
-    restarts: how often a server that failed is started again; all of them are there again once it has run for `refill`
-    seconds.
+    restarts: how often a server that failed is started again; all of them are there again once it has run for an hour.
 
     Clients of this machine have one address together: Docker's port is a proxy to them.
     """
@@ -80,4 +79,3 @@ class Limits:
     idle: int = 60
     hold: int = 600
     restarts: int = 5
-    refill: int = 3600

@@ -32,37 +32,36 @@ def lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         (inside, "STATE", tmp_path / "tmp"),
         (inside, "RESTARTS", tmp_path / "restarts"),
         (inside, "reap", lambda pid: 1),
-        (inside, "watch", lambda settings: None),
+        (inside, "watch", lambda settings, end: None),
         (inside, "wait_for_socket", lambda path: threading.Event().wait()),
         (inside.os, "kill", lambda *_: None),
         (inside.signal, "signal", handlers.__setitem__),
-        (inside.signal, "setitimer", lambda *_: None),
         (inside.time, "sleep", lambda _: handlers[inside.signal.SIGTERM](inside.signal.SIGTERM, None)),
         (inside.subprocess, "Popen", lambda argv: SimpleNamespace(pid=0)),
     ):
         monkeypatch.setattr(module, name, value)
 
     def live(rank: int | None, counted: int | None, allowed: int, **more: int) -> int:
-        settings: dict[str, Any] = {"socket": str(tmp_path / "socket"), "restarts": allowed, **more}
+        settings: dict[str, Any] = {"socket": str(tmp_path / "socket"), "restarts": allowed, "floor": 0, **more}
         settings |= {} if rank is None else {"rank": rank, "store": ("10.0.0.1", 29501)}
         (tmp_path / inside.SETTINGS).write_text(json.dumps(settings))
         inside.RESTARTS.unlink(missing_ok=True)
         if counted is not None:
             inside.RESTARTS.write_text(str(counted))
-        return inside.run(["server"])
+        return inside.Life().run(["server"])
 
     return live
 
 
 @pytest.mark.parametrize("rank", [None, 0, 1])
 def test_at_its_limit_it_ends_with_0_and_says_so(
-    lives: Any, rank: int | None, capsys: pytest.CaptureFixture[str]
+    lives: Any, rank: int | None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Docker's policy is "on-failure"; on another machine, where it is "unless-stopped", once it is asked to."""
     assert lives(rank, None, 1) == 1
-    assert inside.STAYS_DOWN not in capsys.readouterr().out
+    assert inside.STAYS_DOWN not in capfd.readouterr().out
     assert lives(rank, 0, 1) == 0
-    assert f"sparkpin: {inside.STAYS_DOWN}" in capsys.readouterr().out.splitlines()[-1]
+    assert f"sparkpin: {inside.STAYS_DOWN}" in capfd.readouterr().out.splitlines()[-1]
     assert lives(rank, 1, 3) == 1, "the limit was raised"
 
 
@@ -78,6 +77,8 @@ def test_below_the_machine_s_reserve_it_ends_the_server(
         meminfo.write_text(f"MemTotal:  9999999 kB\nMemFree: 1 kB\nMemAvailable:   {left // 1024} kB\nBuffers: 1 kB\n")
 
     def reap(_: int) -> int:
+        meminfo.unlink()  # for a moment the kernel does not tell
+        killed.wait(0.05)
         have(left)
         return -9 if killed.wait(0.5) else 7
 
@@ -97,13 +98,9 @@ def test_a_worker_that_stays_down_has_left_the_store(lives: Any, monkeypatch: py
     held, left, (ours, theirs) = threading.Event(), list[bytes](), socket.socketpair()
     theirs.settimeout(5)
 
-    def hold(_: Any, own: dict[str, socket.socket]) -> None:
-        own["its own"] = ours
+    def hold(_: Any, links: dict[str, socket.socket], __: Any) -> None:
+        links["its own"] = ours
         held.set()
-
-    def reap(_: int) -> int:
-        handlers[signal.SIGALRM]()
-        return int(held.wait(5))
 
     def sleep(_: float) -> None:
         left.append(theirs.recv(1))
@@ -111,8 +108,9 @@ def test_a_worker_that_stays_down_has_left_the_store(lives: Any, monkeypatch: py
 
     monkeypatch.setattr(inside.signal, "signal", handlers.__setitem__)
     monkeypatch.setattr(inside, "connections", lambda _: {"0200000A:C7A6"})
-    for name, value in {"hold": hold, "reap": reap}.items():
-        monkeypatch.setattr(inside, name, value)
+    monkeypatch.setattr(inside, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(inside, "hold", hold)
+    monkeypatch.setattr(inside, "reap", lambda _: int(held.wait(5)))
     monkeypatch.setattr(inside.time, "sleep", sleep)
     with ours, theirs:
         assert lives(1, 0, 1) == 0 and left == [b""]
@@ -169,28 +167,27 @@ def store() -> Any:
         yield listener
 
 
-@pytest.mark.parametrize(("how", "signalled"), [("reset", True), ("closed", False), ("refused", True)])
+@pytest.mark.parametrize(("how", "ends"), [("reset", True), ("closed", False), ("refused", True)])
 def test_a_connection_to_the_store_that_breaks_is_told_from_one_that_is_closed(
-    store: Any, monkeypatch: pytest.MonkeyPatch, how: str, signalled: bool
+    store: Any, monkeypatch: pytest.MonkeyPatch, how: str, ends: bool
 ) -> None:
     """Reset, as by a machine that has been started again; the silence of one without power, which takes half a minute,
     is in tests/engine/serve/test_pair.py."""
-    sent, own, address = list[int](), dict[str, socket.socket](), store.getsockname()
+    ended, links, address = list[int](), dict[str, socket.socket](), store.getsockname()
     monkeypatch.setattr(inside, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(inside.os, "kill", lambda pid, number: sent.append(number))
     if how == "refused":
         store.close()
-    thread = threading.Thread(target=inside.hold, args=(address, own))
+    thread = threading.Thread(target=inside.hold, args=(address, links, lambda code, _: ended.append(code)))
     thread.start()
     if how != "refused":
         link, other = store.accept()
-        until(lambda: own != {})
-        assert own.keys() == {f"0100007F:{other[1]:04X}"}, "as the kernel's table has it"
+        until(lambda: links != {})
+        assert links.keys() == {f"0100007F:{other[1]:04X}"}, "as the kernel's table has it"
         if how == "reset":
             link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         link.close()
     thread.join(10)
-    assert sent == [signal.SIGUSR2] * signalled
+    assert ended == [inside.PEER_LOST] * ends
 
 
 def test_settings_that_the_host_is_about_to_write_are_waited_for(
@@ -204,57 +201,51 @@ def test_settings_that_the_host_is_about_to_write_are_waited_for(
     timer.join()
 
 
-SOON = {"interval": 0.05, "timeout": 5, "failures": 2, "start": 0, "refill": 3600}
+SOON = {"interval": 0.05, "failures": 2, "start": 0}
 
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What the server answers: `ask` and its counters; and the end of whoever watches it."""
-    heard = SimpleNamespace(token="a token", moves=False, sent=[])
+    heard = SimpleNamespace(answers=True, moves=False, ended=[])
     count = itertools.count()
 
-    def ask(settings: Any) -> str:
-        if heard.token == "late":
-            time.sleep(0.2)
-        if heard.token != "a token":
+    def ask(settings: Any, patience: float) -> str:
+        if not heard.answers:
+            time.sleep(0.1)
             raise inside.Silent("timed out")
-        return str(heard.token)
+        return "a token"
 
     monkeypatch.setattr(inside, "STATE", tmp_path)
-    monkeypatch.setattr(inside, "PATIENCE", 0.05)
+    monkeypatch.setattr(inside, "RESTARTS", tmp_path / "restarts")
     monkeypatch.setattr(inside, "ask", ask)
     monkeypatch.setattr(inside, "work_done", lambda settings: [f"tokens {next(count) if heard.moves else 0}"])
-    monkeypatch.setattr(inside.os, "kill", lambda pid, number: heard.sent.append(number))
-    heard.thread = threading.Thread(target=inside.watch, args=(SOON,), daemon=True)
+    end = lambda code, why: heard.ended.append(code)  # noqa: E731
+    heard.thread = threading.Thread(target=inside.watch, args=(SOON, end), daemon=True)
     heard.thread.start()
-    until(lambda: (tmp_path / "watch").exists() and inside.health(SOON) == 0)
+    until(lambda: (tmp_path / "watch").exists() and inside.health() == 0)
     yield heard
-    heard.token, heard.moves = "none", False
+    heard.answers, heard.moves = False, False
     heard.thread.join(10)
-    assert heard.sent[-1:] == [signal.SIGUSR1], "a server that writes no token is ended"
+    assert heard.ended == [inside.HUNG], "a server that writes no token is ended"
 
 
-def test_a_hang_is_told_while_the_token_is_late(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    server.token = "late"
-    until(lambda: inside.health(SOON) == 1)
-    assert server.sent == [] and server.thread.is_alive(), "before it is ended"
-    out = capsys.readouterr().out
-    assert "no token for" in out or "failure 1 of 2" in out
+def test_a_hang_is_told_before_the_server_is_ended(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answers = False
+    while inside.health() == 0:
+        time.sleep(0.005)
+    assert server.ended == [] and "failure 1 of 2" in capsys.readouterr().out
 
 
 def test_a_busy_server_is_healthy_and_goes_on(server: Any) -> None:
-    server.token, server.moves = "late", True
+    server.answers, server.moves = False, True
     end = time.monotonic() + 1
     while time.monotonic() < end:
-        assert inside.health(SOON) == 0
-    assert server.sent == []
+        assert inside.health() == 0
+    assert server.ended == []
 
 
-def test_a_watch_that_was_stopped_is_told_and_goes_on(tmp_path: Path, server: Any) -> None:
-    server.token = "none"
-    server.thread.join(10)
-    old = {"asked": time.monotonic() - 100, "pending": False, "answered": 1.0, "failures": 0, "text": "a token"}
-    (tmp_path / "watch").write_text(json.dumps(old))
-    server.sent.clear()
-    assert inside.health(SOON) == 1 and server.sent == [signal.SIGCONT]
-    server.sent.append(signal.SIGUSR1)
+def test_restarts_are_there_again_after_a_time_without_one(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside.write_restarts(3)
+    monkeypatch.setattr(inside, "REFILL_SECONDS", 0.0)
+    until(lambda: inside.restarts() == 0)
