@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import stat
 import tarfile
 from collections.abc import Mapping, Sequence, Set
@@ -18,7 +17,7 @@ from typing import Any
 from sparkpin.core.errors import CheckpointError, EngineError, HostError, IntegrityError
 from sparkpin.host.containers import APIError, Container, DeviceRequest, LogConfig, Ulimit
 from sparkpin.host.engine import Engine, engine_errors
-from sparkpin.host.machine import HOST_RESERVE, read_host
+from sparkpin.host.machine import HOST_RESERVE
 from sparkpin.pins.nodes import STORE_PORT, NodeRank, env_at, nodes_of, words_at
 from sparkpin.pins.vllm_flags import MODEL_PATH
 from sparkpin.releases import compile_caches, inside
@@ -239,7 +238,9 @@ def options(release: Release, checkpoint: Path | str, *, memory: int | None, gpu
     }
     if not gpus:
         return settings
-    settings["environment"].setdefault("MAX_JOBS", str(compiler_jobs(read_host().memory_total, checkpoint)))
+    if memory is not None:
+        compilers = (memory - GPU_PROCESSES - TMPFS_BYTES) // COMPILER  # as `memory_limit` has counted them
+        settings["environment"].setdefault("MAX_JOBS", str(max(1, compilers)))
     return settings | all_gpus()
 
 
@@ -259,18 +260,19 @@ def memory_limit(engine: Engine, checkpoint: Path, containers: int = 1, *, gpus:
     AEON-7/vllm-ultimate-dgx-spark#9), so the limit is what is left for processes, and for the compilers of a first
     start.
     """
-    total = int(engine.client.info()["MemTotal"])
-    wanted = 2 * folder_size(checkpoint) + 8 * GIB
+    machine = engine.client.info()
+    total, weights = int(machine["MemTotal"]), folder_size(checkpoint)
+    wanted = 2 * weights + 8 * GIB
     if gpus:
-        wanted = GPU_PROCESSES + compiler_jobs(total, checkpoint) * COMPILER + TMPFS_BYTES
+        compilers = compiler_jobs(total - weights, int(machine["NCPU"]))
+        wanted = GPU_PROCESSES + compilers * COMPILER + TMPFS_BYTES
     return min(wanted, int(total * 0.9) // containers)
 
 
-def compiler_jobs(memory: int, checkpoint: Path | str) -> int:
-    """How many compilers may run at once (MAX_JOBS) at a first start, once the weights are loaded, on a machine with so
-    many bytes of memory. FlashInfer has ninja start one a core, and 20 of them took 91 GB (vllm-project/vllm#54237)."""
-    weights = folder_size(Path(checkpoint)) or memory // 2  # those of another machine's folder are not to be seen
-    return max(1, min(os.cpu_count() or 1, (memory - weights - BESIDE_COMPILERS) // COMPILER))
+def compiler_jobs(memory: int, cores: int) -> int:
+    """How many compilers may run at once (MAX_JOBS) at a first start, where the weights leave so many bytes of memory.
+    FlashInfer has ninja start one a core, and 20 of them took 91 GB (vllm-project/vllm#54237)."""
+    return max(1, min(cores, (memory - BESIDE_COMPILERS) // COMPILER))
 
 
 def ready_timeout(checkpoint: Path) -> float:

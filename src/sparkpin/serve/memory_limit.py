@@ -11,8 +11,8 @@ from pathlib import Path
 from sparkpin.core.errors import HostError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import gib, say
-from sparkpin.host import machine as hosts
 from sparkpin.host.engine import Engine
+from sparkpin.host.machine import HOST_RESERVE, read_host
 from sparkpin.memory.inputs import machine_for, read_inputs
 from sparkpin.memory.plan import Machine, MemoryPlan
 from sparkpin.pins import manifests
@@ -22,7 +22,6 @@ from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release
 from sparkpin.releases.runs_here import uses_gpu
 
-HOST_RESERVE = hosts.HOST_RESERVE
 SLACK = 2 * GIB
 """On top of the plan: what compiles, tokenizes and parses, which no plan counts."""
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
@@ -76,7 +75,7 @@ def plan_of(paths: Paths, release: Release, machine: Machine | None = None) -> M
 
 def available() -> int:
     """Bytes that a new program could have, as the kernel estimates it."""
-    return hosts.read_host().memory_available
+    return read_host().memory_available
 
 
 def make_room(room: Room, release: Release, *, gpus: bool) -> None:

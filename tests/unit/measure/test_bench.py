@@ -339,10 +339,15 @@ def test_both_sides_of_a_comparison_are_asked_the_same() -> None:
         task.common([scripted, dataclasses.replace(scripted, cells=cells(Limits(4096, 4), "prompt"))])
 
 
-def test_both_servers_are_up_only_where_both_plans_fit(monkeypatch: pytest.MonkeyPatch, paths: Paths) -> None:
+@pytest.mark.parametrize(("platform", "together"), [("cpu", 24), ("cuda", 22)])
+def test_both_servers_are_up_only_where_both_plans_fit(
+    monkeypatch: pytest.MonkeyPatch, paths: Paths, platform: str, together: int
+) -> None:
+    """2 GiB of slack for each; what the machine keeps, which is in both plans with a GPU, counts once."""
     releases = [made_releases.release(1), made_releases.release(2)]
     assert not fit_at_once(paths, releases), "nothing of them is there to plan with"
-    monkeypatch.setattr(memory_limit, "plan_of", lambda paths, release: SimpleNamespace(needed=10 * GIB))
-    for free, fits in ((26 * GIB, True), (26 * GIB - 1, False)):
+    made_plan = SimpleNamespace(needed=10 * GIB, settings=SimpleNamespace(platform=platform))
+    monkeypatch.setattr(memory_limit, "plan_of", lambda paths, release: made_plan)
+    for free, fits in ((together * GIB, True), (together * GIB - 1, False)):
         monkeypatch.setattr(memory_limit, "available", lambda free=free: free)
         assert fit_at_once(paths, releases) == fits

@@ -18,7 +18,7 @@ def test_every_cache_lies_in_the_volume_unless_the_release_says_otherwise() -> N
     """The variables belong to how it is run, and to no key."""
     made = dataclasses.replace(release(1), env={"VLLM_CACHE_ROOT": "/tmp/mine", "MAX_JOBS": "3"})
     for one in (release(1), made):
-        settings = container.options(one, Path("/checkpoint"), memory=None, gpus=True, cache="the-volume")
+        settings = container.options(one, Path("/checkpoint"), memory=1 << 36, gpus=True, cache="the-volume")
         assert settings["volumes"]["the-volume"] == {"bind": compile_caches.HOME, "mode": "rw"}
         assert settings["environment"] == {**container.ENV, "MAX_JOBS": settings["environment"]["MAX_JOBS"], **one.env}
     folders = {name: value for name, value in compile_caches.ENV.items() if name != "CUDA_CACHE_MAXSIZE"}

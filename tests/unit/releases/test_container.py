@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
+from made_releases import release
 
 from sparkpin.core.errors import CheckpointError
 from sparkpin.releases import container as running
@@ -25,27 +26,26 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def machine_of(memory: int, cores: int = 20) -> Any:
+    """An engine's, which may be another than this one."""
+    return SimpleNamespace(client=SimpleNamespace(info=lambda: {"MemTotal": memory, "NCPU": cores}))
+
+
 def test_a_drafter_counts(checkpoint: Path) -> None:
-    engine = cast(Any, SimpleNamespace(client=SimpleNamespace(info=lambda: {"MemTotal": 1 << 40})))
-    assert running.memory_limit(engine, checkpoint) == 2 * 2 * SIZE + 8 * running.GIB
-    compilers = running.compiler_jobs(1 << 40, checkpoint) * running.COMPILER
-    assert running.memory_limit(engine, checkpoint, gpus=True) == 22 * running.GIB + compilers
+    assert running.memory_limit(machine_of(1 << 40), checkpoint) == 2 * 2 * SIZE + 8 * running.GIB
     assert running.ready_timeout(checkpoint) == 600 + 2 * SIZE / 50e6
 
 
-@pytest.mark.parametrize(
-    ("memory", "jobs"),
-    [(24, 1), (16, 1), (16 + 9 * 8, 9), (1000, 20), (121, 13)],
-)
+@pytest.mark.parametrize(("memory", "weights", "jobs"), [(24, 0, 1), (121, 66, 4), (121, 0, 10), (1000, 0, 20)])
 def test_compilers_take_no_more_than_the_machine_has(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, memory: int, jobs: int
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, memory: int, weights: int, jobs: int
 ) -> None:
-    """8 GiB each, beside 16 GiB and the weights; one at least, and one a core at most."""
-    monkeypatch.setattr(running.os, "cpu_count", lambda: 20)
-    monkeypatch.setattr(running, "folder_size", lambda _: 1)
-    assert running.compiler_jobs(memory * running.GIB + 1, checkpoint) == jobs
-    monkeypatch.setattr(running, "folder_size", lambda _: 66 * running.GIB)
-    assert running.compiler_jobs(121 * running.GIB, checkpoint) == 4
+    """8 GiB each, beside 16 GiB and the weights, within a limit of nine tenths; one at least, and one a core at most.
+    The machine is the engine's."""
+    monkeypatch.setattr(running, "folder_size", lambda _: weights * running.GIB)
+    limit = running.memory_limit(machine_of(memory * running.GIB), checkpoint, gpus=True)
+    made = running.options(release(1), "/on/another/machine", memory=limit, gpus=True, cache="cache")
+    assert made["environment"]["MAX_JOBS"] == str(jobs)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "drafter/model.safetensors", "drafter"])

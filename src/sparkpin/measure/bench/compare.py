@@ -9,6 +9,7 @@ from sparkpin.core.errors import SparkpinError
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
+from sparkpin.host.machine import HOST_RESERVE
 from sparkpin.measure.bench import record
 from sparkpin.measure.bench.plan import BenchPlan
 from sparkpin.measure.bench.ratios import INTERVAL, ONE_ROUND, order_of, ratios_of
@@ -63,9 +64,11 @@ def compare(
 
 
 def fit_at_once(paths: Paths, releases: Sequence[Release]) -> bool:
-    """By the memory plans of all. Without plans nobody knows, and one at a time is safe."""
+    """By the memory plans of all. With a GPU each keeps the same bytes for the machine. Without plans nobody knows, and
+    one at a time is safe."""
     try:
-        needed = sum(memory_limit.plan_of(paths, release).needed for release in releases)
+        plans = [memory_limit.plan_of(paths, release) for release in releases]
     except SparkpinError:
         return False
-    return needed + len(releases) * memory_limit.SLACK + memory_limit.HOST_RESERVE <= memory_limit.available()
+    shared = HOST_RESERVE * sum(plan.settings.platform == "cuda" for plan in plans[1:])
+    return sum(plan.needed + memory_limit.SLACK for plan in plans) - shared <= memory_limit.available()
