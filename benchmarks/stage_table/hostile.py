@@ -243,7 +243,7 @@ def by_proxy(victim: Victim) -> Iterator[dict[str, Any]]:
     if victim.only:
         return
     before = victim.log.stat().st_size
-    limits = dataclasses.replace(Limits(), per_second=1_000_000, idle=5)
+    limits = Limits(per_second=1_000_000, idle=5)
     with proxied(victim, port, limits, []):
         tried, through = 0, list[str]()
         for trial in proxy_trials.trials(SECRET):

@@ -2,67 +2,68 @@
 
 from __future__ import annotations
 
-import json
-import re
+import contextlib
 import ssl
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from ipaddress import ip_address
 from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from sparkpin.core.errors import InputError
 from sparkpin.pins.vllm_flags import flag_value
 from sparkpin.serve.rules import Limits
 
 NONE = "none"  # instead of a value: no longer
-GREATEST = {"body": 64 << 20, "connections": 65_536, "idle": 86_400, "hold": 86_400}  # the server's memory; HAProxy's
-DEFAULT = Limits()
 
 
-@dataclass(frozen=True)
-class Address:
+@contextlib.contextmanager
+def input_errors(what: object, next_step: str) -> Iterator[None]:
+    """InputError for what a model does not take."""
+    try:
+        yield
+    except ValidationError as error:
+        fault = error.errors()[0]
+        key = "".join(f"{part}: " for part in fault["loc"])
+        expected = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+        raise InputError(f"{what}: {key}got {fault['input']!r}, expected {expected}", next_step=next_step) from None
+
+
+def require_address(text: str) -> str:
+    try:
+        ip_address(text)
+    except ValueError:
+        raise ValueError("an address of this machine: 0.0.0.0 listens everywhere, 127.0.0.1 here only") from None
+    return text
+
+
+class Address(BaseModel):
     """host, port: on this machine; cert, tls_key: absolute paths of PEM files, "" for plain HTTP; allow: paths of vLLM
     that are open besides `rules.PATHS`."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
+    model_config = ConfigDict(frozen=True)
+
+    host: Annotated[str, AfterValidator(require_address)] = "127.0.0.1"
+    port: Annotated[int, Field(gt=0, lt=65_536)] = 8000
     cert: str = ""
     tls_key: str = ""
-    allow: tuple[str, ...] = ()
-    limits: Limits = DEFAULT
+    allow: tuple[Annotated[str, Field(pattern="^(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)+$")], ...] = ()
+    limits: Limits = Limits()
 
     @classmethod
     def of_command(cls, argv: Sequence[str]) -> Address:
         """Where a server is at first: the port is the recipe's own. InputError for none."""
-        port = flag_value(argv, "--port") or str(cls.port)
-        if not port.isdecimal():
-            raise InputError(f"--port: got {port!r}, expected 1 to 65535", next_step="correct port in the recipe")
-        return cls(port=int(port))
-
-    @property
-    def text(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @classmethod
-    def read(cls, text: str) -> Address:
-        """What `text` gave. InputError for what another version wrote, and for values that no option would take."""
-        try:
-            value = json.loads(text)
-            found = cls(**value | {"allow": tuple(value["allow"]), "limits": Limits(**value["limits"])})
-            if (type(found.host), type(found.port)) != (str, int):
-                raise TypeError(f"host {found.host!r}, port {found.port!r}")
-            return found.options.applied(found)
-        except (ValueError, TypeError, KeyError) as error:
-            raise InputError(
-                f"the address of a server, as another version wrote it: {text[:200]}: {error}",
-                next_step="invoke stop, with the SPARKPIN_HOME of that server, then invoke serve",
-            ) from None
+        port = flag_value(argv, "--port")
+        with input_errors("the recipe", "correct port in the recipe"):
+            return cls.model_validate({"port": port} if port else {})
 
     @property
     def options(self) -> AddressOptions:
         """That lead to it from any other address."""
-        limits = [f"{name}={value}" for name, value in self.other_limits.items()]
-        cert = self.cert or NONE
-        allow, limit = ",".join(self.allow) or NONE, ",".join(limits) or NONE
+        limit = ",".join(f"{name}={value}" for name, value in self.other_limits.items()) or NONE
+        cert, allow = self.cert or NONE, ",".join(self.allow) or NONE
         return AddressOptions(self.port, self.host, cert, self.tls_key or None, allow, limit)
 
     @property
@@ -74,7 +75,7 @@ class Address:
     @property
     def other_limits(self) -> dict[str, int]:
         """Those that are not as they come."""
-        return {name: value for name, value in asdict(self.limits).items() if value != getattr(DEFAULT, name)}
+        return self.limits.model_dump(exclude_defaults=True)
 
 
 def endpoint(host: str, port: int, *, tls: bool) -> str:
@@ -100,32 +101,33 @@ class AddressOptions:
 
     def applied(self, known: Address) -> Address:
         """InputError for a value that is none."""
-        found = known
-        if self.port is not None:
-            found = replace(found, port=self.port)
-        if self.host is not None:
-            found = replace(found, host=self.host)
+        changes: dict[str, Any] = {"host": self.host, "port": self.port, **self.tls_files()}
+        if self.allow is not None:
+            changes["allow"] = () if self.allow == NONE else tuple(self.allow.split(","))
+        if self.limit is not None:
+            changes["limits"] = {} if self.limit == NONE else limits_of(self.limit)
+        changes = {name: value for name, value in changes.items() if value is not None}
+        with input_errors(" ".join(self.words), "docs/serving.md, What is in front of it"):
+            return Address.model_validate(known.model_dump() | changes)
+
+    def tls_files(self) -> dict[str, str]:
+        if self.tls_cert is None and self.tls_key is None:
+            return {}
         if self.tls_cert == NONE and self.tls_key is None:
-            found = replace(found, cert="", tls_key="")
-        elif self.tls_cert and self.tls_key and NONE not in (self.tls_cert, self.tls_key):
-            found = replace(found, cert=absolute(self.tls_cert), tls_key=absolute(self.tls_key))
-        elif self.tls_cert is not None or self.tls_key is not None:
+            return {"cert": "", "tls_key": ""}
+        if not self.tls_cert or not self.tls_key or NONE in (self.tls_cert, self.tls_key):
             raise InputError(
                 "--tls-cert and --tls-key go together",
                 next_step=f"give both files; --tls-cert {NONE} goes back to plain HTTP",
             )
-        if self.allow is not None:
-            found = replace(found, allow=paths_of(self.allow))
-        if self.limit is not None:
-            found = replace(found, limits=limits_of(self.limit))
-        return found
+        return {"cert": absolute(self.tls_cert), "tls_key": absolute(self.tls_key)}
 
     @property
     def words(self) -> tuple[str, ...]:
         """As on the command line, from any folder."""
-        said = {field.name: getattr(self, field.name) for field in fields(self)}
-        said |= {name: absolute(said[name]) for name in ("tls_cert", "tls_key") if said[name] not in (None, NONE)}
-        return tuple(word for n, v in said.items() if v is not None for word in (f"--{n.replace('_', '-')}", str(v)))
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given |= {name: absolute(given[name]) for name in ("tls_cert", "tls_key") if given[name] not in (None, NONE)}
+        return tuple(word for n, v in given.items() if v is not None for word in (f"--{n.replace('_', '-')}", str(v)))
 
 
 UNCHANGED = AddressOptions()
@@ -135,34 +137,13 @@ def absolute(path: str) -> str:
     return str(Path(path).absolute())
 
 
-def paths_of(text: str) -> tuple[str, ...]:
-    paths = () if text == NONE else tuple(text.split(","))
-    for path in paths:
-        if not re.fullmatch(r"(/[A-Za-z0-9_.-]+)+", path) or {".", ".."} & {*path.split("/")}:
-            raise InputError(
-                f"--allow: got {path!r}, expected a path of vLLM, or several with commas between",
-                next_step=f"for example --allow /v1/embeddings,/detokenize; --allow {NONE} closes them again",
-            )
-    return paths
-
-
-def limits_of(text: str) -> Limits:
-    known = {field.name: field.default for field in fields(Limits)}
-    given = {} if text == NONE else dict(item.partition("=")[::2] for item in text.split(","))
-    for name, value in given.items():
-        if name not in known or not re.fullmatch(r"[1-9][0-9]{0,9}", value):
-            now = ", ".join(f"{name}={value}" for name, value in known.items())
-            raise InputError(
-                f"--limit: got {name}={value}, expected a name and a whole number above 0",
-                next_step=f"--limit {NONE} sets them as they are by default: {now}",
-            )
-    limits = Limits(**{name: int(value) for name, value in given.items()})
-    for name, most in GREATEST.items():
-        if (value := getattr(limits, name)) > most:
-            raise InputError(
-                f"--limit: got {name}={value}, expected at most {most}", next_step=f"--limit {name}={most}"
-            )
-    return limits
+def limits_of(text: str) -> dict[str, str]:
+    """As they are typed, by name."""
+    given = dict(item.partition("=")[::2] for item in text.split(","))
+    if unknown := sorted(given.keys() - Limits.model_fields.keys()):
+        known = ",".join(f"{name}={value}" for name, value in Limits())
+        raise InputError(f"--limit: got {unknown[0]!r}, expected names of {known}", next_step=f"--limit {known}")
+    return given
 
 
 def read_tls(cert: str, key: str) -> bytes:

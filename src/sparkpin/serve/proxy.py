@@ -13,7 +13,7 @@ import re
 import socket as sockets
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,17 @@ from sparkpin.serve import keys, launch
 from sparkpin.serve.address import Address
 from sparkpin.serve.ports import busy
 from sparkpin.serve.rules import ANSWERS, FOLDER, PATHS, SERVER, SOCKETS
-from sparkpin.serve.served import FORMER, LABEL, PROXY, PROXY_LABEL, SETTINGS, find, is_running, read_file
+from sparkpin.serve.served import (
+    FORMER,
+    LABEL,
+    PROXY,
+    PROXY_LABEL,
+    SETTINGS,
+    ProxySettings,
+    find,
+    is_running,
+    read_file,
+)
 
 CONFIG, HOLD, PEM, GATE = "haproxy.cfg", "hold.lua", "tls.pem", "gate"  # files in FOLDER
 STATE = "state"  # a folder there, for HAProxy's own sockets
@@ -62,9 +72,9 @@ class ProxyOrder:
     @property
     def files(self) -> dict[str, bytes]:
         """In FOLDER. The key itself is in none of them."""
-        settings = {"address": asdict(self.address), "key": keys.mark(self.key) if self.key else ""}
+        settings = ProxySettings(address=self.address, key=keys.mark(self.key) if self.key else "")
         found = {
-            SETTINGS: json.dumps(settings, sort_keys=True).encode(),
+            SETTINGS: settings.model_dump_json().encode(),
             CONFIG: self.config(FOLDER, SERVER, f"0.0.0.0:{PORT}").encode(),
             HOLD: Path(__file__).with_name(HOLD).read_bytes(),
             GATE: b"",  # open

@@ -6,7 +6,9 @@ vLLM's own key guards /v1 alone, and of its other paths some end the engine (/ge
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
 
 FOLDER = "/run/sparkpin"  # in the containers of both: what the host has put there
 SOCKETS = "/run/v"  # in the containers of both: a volume
@@ -56,8 +58,11 @@ RISKS = {
 """Paths of vLLM 0.32 and 0.33 that `--allow` opens with a warning: why."""
 
 
-@dataclass(frozen=True)
-class Limits:
+Count = Annotated[int, Field(gt=0)]
+Seconds = Annotated[int, Field(gt=0, le=86_400)]
+
+
+class Limits(BaseModel):
     """What one client, and all of them together, may take of a server.
 
     body: bytes of a request; what may be in it mods/guard knows, within vLLM. requests, per_client: under way at a
@@ -70,12 +75,14 @@ class Limits:
     Clients of this machine have one address together: Docker's port is a proxy to them.
     """
 
-    body: int = 32 << 20
-    requests: int = 256
-    per_client: int = 128
-    per_second: int = 100
-    connections: int = 1024
-    client_connections: int = 512
-    idle: int = 60
-    hold: int = 600
-    restarts: int = 5
+    model_config = ConfigDict(frozen=True)
+
+    body: Annotated[Count, Field(le=64 << 20)] = 32 << 20  # the server's memory
+    requests: Count = 256
+    per_client: Count = 128
+    per_second: Count = 100
+    connections: Annotated[Count, Field(le=65_536)] = 1024
+    client_connections: Count = 512
+    idle: Seconds = 60
+    hold: Seconds = 600
+    restarts: Count = 5

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import tarfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sparkpin.core.errors import InputError
+from pydantic import BaseModel
+
 from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
 from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.releases.container import HOME_LABEL
-from sparkpin.serve.address import Address, endpoint, reachable
+from sparkpin.serve.address import Address, endpoint, input_errors, reachable
 from sparkpin.serve.rules import FOLDER
 
 if TYPE_CHECKING:
@@ -29,9 +29,16 @@ PREFIX = "sparkpin-"
 PROXY = "-proxy"
 FORMER = "-former"  # while one container takes another's place
 PROXY_LABEL = "sparkpin.proxy"  # of the proxy alone; its value is `ProxyOrder.mark`
-SETTINGS = "settings.json"  # a file of the proxy: its `Address`, and `keys.mark` of its key
+SETTINGS = "settings.json"  # a file of the proxy: its `ProxySettings`
 MODEL_LABEL = "sparkpin.serve.model"
 STATUS_SECONDS = 5.0
+
+
+class ProxySettings(BaseModel):
+    """key: `keys.mark` of it, "" for none."""
+
+    address: Address = Address()
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -122,8 +129,8 @@ def is_running(container: Container) -> bool:
 
 
 def describe(container: Container, proxy: Container | None) -> Served:
-    labels, settings = container.labels, settings_of(proxy)
-    address = address_in(settings) or Address()
+    labels, settings = container.labels, settings_of(proxy) or ProxySettings()
+    address = settings.address
     served = Served(
         home=labels.get(HOME_LABEL, ""),
         recipe=labels.get(LABEL, ""),
@@ -137,7 +144,7 @@ def describe(container: Container, proxy: Container | None) -> Served:
         health=str((container.attrs["State"].get("Health") or {}).get("Status", "")),
         restarts=int(container.attrs.get("RestartCount", 0)),
         started=str(container.attrs["State"].get("StartedAt", "")),
-        key=settings.get("key", ""),
+        key=settings.key,
         tls=bool(address.cert),
         proxy=proxy.status if proxy is not None else "",
         allow=address.allow,
@@ -161,19 +168,21 @@ def read_file(container: Container, path: str) -> bytes | None:
             return None
 
 
-def settings_of(proxy: Container | None) -> dict[str, Any]:
-    """Empty where there is none."""
+def settings_of(proxy: Container | None) -> ProxySettings | None:
+    """None where there is no proxy."""
     data = read_file(proxy, f"{FOLDER}/{SETTINGS}") if proxy is not None else None
-    return dict(json.loads(data)) if data else {}
-
-
-def address_in(settings: dict[str, Any]) -> Address | None:
-    return Address.read(json.dumps(settings["address"])) if settings else None
+    if data is None:
+        return None
+    with input_errors(
+        "the address of a server", "invoke stop, with the SPARKPIN_HOME of that server, then invoke serve"
+    ):
+        return ProxySettings.model_validate_json(data)
 
 
 def address_of(proxy: Container | None) -> Address | None:
     """None where there is none."""
-    return address_in(settings_of(proxy))
+    settings = settings_of(proxy)
+    return settings.address if settings else None
 
 
 def address_path(paths: Paths, recipe: str) -> Path:
@@ -185,18 +194,16 @@ def keep_address(paths: Paths, recipe: str, address: Address) -> None:
     path = address_path(paths, recipe)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
-        file.write(address.text.encode())
+        file.write(address.model_dump_json().encode())
 
 
 def kept_address(paths: Paths, recipe: str) -> Address | None:
     """What `stop` left; None where it left nothing."""
     path = address_path(paths, recipe)
-    try:
-        return Address.read(path.read_text(encoding="utf-8")) if path.is_file() else None
-    except InputError as error:
-        raise InputError(
-            f"{path}: {error.message}", next_step=f"rm {path}, then serve with the options that you want"
-        ) from None
+    if not path.is_file():
+        return None
+    with input_errors(path, f"rm {path}, then serve with the options that you want"):
+        return Address.model_validate_json(path.read_bytes())
 
 
 def client_of(served: Served, key: str | None = None, timeout: float = STATUS_SECONDS) -> Client:

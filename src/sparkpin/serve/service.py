@@ -154,7 +154,6 @@ def new_address(
         say(f"the address is as it was before `invoke stop`: {kept.words}")
     for path in set(address.allow) & RISKS.keys():
         say(f"warning: --allow {path}: {RISKS[path]}")
-    keys.is_local(address.host)  # InputError for what is no address
     if not (proxy and is_running(proxy) and known and known.port == address.port):  # a new proxy waits for the old one
         require_free(engine, address.host, address.port)
     return address

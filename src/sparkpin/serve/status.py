@@ -208,8 +208,7 @@ def show_unit(paths: Paths, recipe: str, options: AddressOptions) -> None:
         front = find(Engine.connect(), name_of(paths, recipe) + PROXY)
     if known := address_of(front) or kept_address(paths, recipe):
         options = options.applied(known).options
-    address = options.applied(Address())  # InputError for a value that is none
-    keys.is_local(address.host)
+    options.applied(Address())  # InputError for a value that is none
     system = os.geteuid() == 0
     # `invoke` runs the tasks.py of the folder; that of another checkout need not fit this code.
     program = "invoke" if OWN.is_relative_to(paths.project) else "sparkpin"
