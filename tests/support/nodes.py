@@ -35,7 +35,7 @@ class Pair:
     containers: Sequence[Container]
 
     def answers(self) -> bool:
-        return all(launch.asks(container)[0] for container in self.containers)
+        return all(launch.asks(container) for container in self.containers)
 
     def lives(self) -> list[int]:
         """How often each has started its server."""

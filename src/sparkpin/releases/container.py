@@ -228,8 +228,8 @@ def options(release: Release, checkpoint: Path | str, *, memory: int | None, gpu
     """
     source = checkpoint if isinstance(checkpoint, str) else str(checkpoint.absolute())
     # What modkit compares between ranks.
-    told = {"SPARKPIN_RELEASE": release.key} if nodes_of(release.argv) > 1 else {}
-    settings = sandbox({**told, **release.env}, memory=memory) | {
+    compared = {"SPARKPIN_RELEASE": release.key} if nodes_of(release.argv) > 1 else {}
+    settings = sandbox({**compared, **release.env}, memory=memory) | {
         "volumes": {
             source: {"bind": MODEL_PATH, "mode": "ro"},
             cache: {"bind": HOME, "mode": "rw"},

@@ -3,7 +3,6 @@
 usage: inside.py run ARGV...   process 1: starts the server, passes signals on, ends with a code that Docker understands
        inside.py health        Docker's HEALTHCHECK: what process 1 knows of its server
        inside.py ask           one real request that counts for nothing
-       inside.py load          prints how many requests are under way
 
 Why process 1 is not vLLM itself: vLLM ends with 0 when its engine process dies, and Docker's policy "on-failure" then
 leaves it down. Docker does not restart a container that is unhealthy, either, and a vLLM that hangs would stay: process
@@ -364,22 +363,12 @@ def ask(settings: dict[str, Any], patience: float) -> str:
     return f"a token after {time.monotonic() - begin:.2f} s"
 
 
-def metrics(settings: dict[str, Any]) -> str:
-    """ "" where the server does not tell."""
-    with contextlib.suppress(Silent):
-        return request(settings, "GET", "/metrics", None, METRICS_SECONDS)
-    return ""
-
-
 def work_done(settings: dict[str, Any]) -> list[str]:
-    """The metrics that change while the engine computes; [] where there are none."""
-    return [line for line in metrics(settings).splitlines() if ALIVE.match(line)]
-
-
-def under_way(settings: dict[str, Any]) -> str:
-    """How many requests; "" where the server does not tell."""
-    counts = re.findall(r"^vllm:num_requests_(?:running|waiting)(?:{[^}]*})? (\S+)", metrics(settings), re.MULTILINE)
-    return str(int(sum(map(float, counts)))) if counts else ""
+    """The metrics that change while the engine computes; [] where the server does not tell."""
+    with contextlib.suppress(Silent):
+        metrics = request(settings, "GET", "/metrics", None, METRICS_SECONDS)
+        return [line for line in metrics.splitlines() if ALIVE.match(line)]
+    return []
 
 
 def watch(settings: dict[str, Any], end: Callable[[int, str], None]) -> None:
@@ -420,7 +409,7 @@ def main(task: str, *argv: str) -> int:
     if task == "health":
         return health()
     try:
-        print(under_way(load_settings()) if task == "load" else ask(load_settings(), FIRST_PATIENCE))
+        print(ask(load_settings(), FIRST_PATIENCE))
         return 0
     except (Silent, ValueError) as error:
         print(error)

@@ -164,21 +164,9 @@ def remove(container: Container) -> None:
         container.remove(force=True, v=True)
 
 
-def asks(container: Container) -> tuple[bool, str]:
-    """Whether it answers a real request, asked from within; and what came."""
-    return within(container, "ask")
-
-
-def requests_under_way(container: Container) -> int | None:
-    """None where the server does not tell."""
-    done, told = within(container, "load")
-    return int(told) if done and told.isdecimal() else None
-
-
-def within(container: Container, task: str) -> tuple[bool, str]:
+def asks(container: Container) -> bool:
+    """Whether it answers a real request, asked from within."""
     try:
-        result = container.exec_run([*PYTHON, PROGRAM, task])
-    except APIError as error:  # it has just ended
-        return False, str(error.explanation)
-    output = result.output if isinstance(result.output, bytes) else b""
-    return result.exit_code == 0, output.decode(errors="replace").strip()
+        return container.exec_run([*PYTHON, PROGRAM, "ask"]).exit_code == 0
+    except APIError:  # it has just ended
+        return False

@@ -92,7 +92,7 @@ class ProxyOrder:
             bind=bind,
             limits=self.address.limits,
             answers=ANSWERS,
-            paths={method: [path for path, own in PATHS.items() if own == method] for method in ("GET", "POST")},
+            paths={method: [path for path, its in PATHS.items() if its == method] for method in ("GET", "POST")},
             allow=list(self.address.allow),
             key=hashlib.sha256(self.key.encode()).hexdigest() if self.key else "",
             hosts=["localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host, sockets.gethostname()],

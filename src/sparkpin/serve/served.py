@@ -190,7 +190,6 @@ def address_path(paths: Paths, recipe: str) -> Path:
 
 
 def keep_address(paths: Paths, recipe: str, address: Address) -> None:
-    """For the next `serve`, when no proxy is left that has it."""
     path = address_path(paths, recipe)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
@@ -198,7 +197,7 @@ def keep_address(paths: Paths, recipe: str, address: Address) -> None:
 
 
 def kept_address(paths: Paths, recipe: str) -> Address | None:
-    """What `stop` left; None where it left nothing."""
+    """That the recipe was last served at; None where it never was."""
     path = address_path(paths, recipe)
     if not path.is_file():
         return None

@@ -37,11 +37,9 @@ from sparkpin.serve.served import (
     RELEASE_LABEL,
     Served,
     address_of,
-    address_path,
     client_of,
     find,
     is_running,
-    keep_address,
     kept_address,
     name_of,
     parts,
@@ -118,7 +116,7 @@ def start(
         space = None if same else memory_limit.room_for(paths, engine, release, checkpoint)
         if space and space.why:
             say(f"no memory plan ({space.why}): its limit is an estimate")
-        switch = Switch(
+        return Switch(
             paths,
             engine,
             ProxyOrder(name, str(paths.home), release.recipe, release.tag, address, key, pem),
@@ -137,21 +135,19 @@ def start(
             checked=checked,
             room=space,
             drain=DRAIN_SECONDS if drain is None else drain,
-        )
-        served = switch.carry_out()
-        # The proxy has it now. Should that go without `stop`, an older address must not open the server again.
-        address_path(paths, release.recipe).unlink(missing_ok=True)
-        return served
+        ).carry_out()
 
 
 def new_address(
     paths: Paths, engine: Engine, release: Release, options: AddressOptions, proxy: Container | None
 ) -> Address:
     """BusyError where somebody else has the port."""
-    known, kept = address_of(proxy), kept_address(paths, release.recipe)
-    address = options.applied(known or kept or Address.of_command(release.argv))
-    if kept and not known:
-        say(f"the address is as it was before `invoke stop`: {kept.words}")
+    known = address_of(proxy)
+    if known is None and (last := kept_address(paths, release.recipe)):
+        say(f"the address is as it was before `invoke stop`: {last.words}")
+        address = options.applied(last)
+    else:
+        address = options.applied(known or Address.of_command(release.argv))
     for path in set(address.allow) & RISKS.keys():
         say(f"warning: --allow {path}: {RISKS[path]}")
     if not (proxy and is_running(proxy) and known and known.port == address.port):  # a new proxy waits for the old one
@@ -203,8 +199,8 @@ def started(
 
 def key_of(paths: Paths, release: Release, host: str) -> str | None:
     """The recipe's own key, if it brings one, else the home's for a server that others can reach."""
-    own = flag_value(release.argv, "--api-key") or release.env.get("VLLM_API_KEY")
-    return own or keys.key_for(paths, release.recipe, host)
+    given = flag_value(release.argv, "--api-key") or release.env.get("VLLM_API_KEY")
+    return given or keys.key_for(paths, release.recipe, host)
 
 
 def command_mark(release: Release) -> str:
@@ -228,7 +224,7 @@ def recovered(engine: Engine, name: str) -> tuple[Container | None, Container | 
 
 def one_of(name: str, server: Container, former: Container) -> Container:
     """Of two that a switch left that was broken off: the one that answers. The other is removed."""
-    if launch.asks(server)[0]:
+    if launch.asks(server):
         launch.remove(former)
         return server
     launch.remove(server)
@@ -253,15 +249,12 @@ def stop(paths: Paths, engine: Engine, recipe: str | None) -> tuple[str, ...]:
             )
         chosen.sort(key=lambda container: PROXY_LABEL not in container.labels)  # nothing new comes in then
         for container in chosen:
-            if PROXY_LABEL in container.labels:
-                if address := address_of(container):
-                    keep_address(paths, container.labels[LABEL], address)
-            else:
-                its = linked.RECIPE_LABEL
-                own = [(m, one) for m, one in others if one.labels.get(its) == container.labels[LABEL]]
-                others = [pair for pair in others if pair not in own]
-                container = linked.Linked(container, own) if own else container
-                say(f"stopping {container.name}{''.join(f', {other.name} at {m.where}' for m, other in own)}")
+            if PROXY_LABEL not in container.labels:
+                label = linked.RECIPE_LABEL
+                peers = [(m, one) for m, one in others if one.labels.get(label) == container.labels[LABEL]]
+                others = [pair for pair in others if pair not in peers]
+                container = linked.Linked(container, peers) if peers else container
+                say(f"stopping {container.name}{''.join(f', {peer.name} at {m.where}' for m, peer in peers)}")
                 container.stop(timeout=STOP_SECONDS)
             launch.remove(container)
         for machine, other in others:  # an earlier `stop` could not reach it, or rank 0 was removed by hand
@@ -269,7 +262,4 @@ def stop(paths: Paths, engine: Engine, recipe: str | None) -> tuple[str, ...]:
             launch.remove(other)
         for name in {name_of(paths, container.labels[LABEL]) for container in chosen}:
             drop_sockets(engine, name)
-    for name in sorted({container.labels[LABEL] for container in chosen}):
-        if kept := kept_address(paths, name):
-            say(f"kept for the next `invoke serve --recipe {name}`: {kept.words}")
     return tuple(str(container.name) for container in chosen if PROXY_LABEL not in container.labels)

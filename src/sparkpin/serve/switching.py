@@ -18,7 +18,7 @@ from sparkpin.serve.launch import LaunchOrder
 from sparkpin.serve.memory_limit import Room
 from sparkpin.serve.nodes import Checked
 from sparkpin.serve.proxy import ProxyOrder
-from sparkpin.serve.served import FORMER, RELEASE_LABEL, Served, client_of, describe, is_running
+from sparkpin.serve.served import FORMER, RELEASE_LABEL, Served, client_of, describe, is_running, keep_address
 from sparkpin.serve.waiting import Detached
 
 STOP_SECONDS = 30
@@ -71,6 +71,7 @@ class Switch:
                     launch.remove(new)
                 self.go_back()
             raise
+        keep_address(self.paths, release.recipe, self.order.address)  # for when no proxy is left that has it
         if not ready:
             raise Detached(f"{new.name} goes on starting {release.tag}")
         if self.old is not None:
@@ -94,7 +95,7 @@ class Switch:
     def await_ready(self, server: Container) -> bool:
         """Until it answers a request from within. False where nobody waits for it."""
         release, fresh = self.wanted.release, self.running is None
-        if not fresh and launch.asks(server)[0]:
+        if not fresh and launch.asks(server):
             return True
         folder = crash_facts.folder_of(self.paths, release.recipe, release.name)
         try:

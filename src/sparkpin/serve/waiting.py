@@ -30,7 +30,7 @@ def until_ready(container: Container, release: Release, timeout: float, folder: 
     begin = time.monotonic()
     if last := startup.last(folder):
         say(f"the last start took {last.seconds:.0f} s")
-    ask = Seldom(lambda: launch.asks(container)[0])
+    ask = Seldom(lambda: launch.asks(container))
     try:
         seconds, watched = wait_for_answer(lambda: look(container, release), ask, timeout)
     except StartFault as fault:
@@ -59,12 +59,12 @@ def look(container: Container, release: Release) -> tuple[str | None, bytes]:
 
 def failure(container: Container, release: Release, how: str, folder: Path) -> NotReady:
     found = crash_facts.examine(container, release.recipe, release.tag, how)
-    kept = crash_facts.keep(folder, found)
+    report_file = crash_facts.keep(folder, found)
     others = linked.deaths(container, release, folder)
     return NotReady(
         "\n".join([f"{release.tag} did not become ready", *report(found), *others]),
         found.log,
-        next_step=f"read {kept.with_name(crash_facts.LOG)}; invoke smoke {release.tag}",
+        next_step=f"read {report_file.with_name(crash_facts.LOG)}; invoke smoke {release.tag}",
     )
 
 

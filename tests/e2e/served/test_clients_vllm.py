@@ -15,8 +15,9 @@ from cpu_stages import Service
 from watched import until
 
 from sparkpin.host.engine import Engine
-from sparkpin.serve import crash_facts, launch, startup
+from sparkpin.serve import crash_facts, startup
 from sparkpin.serve.served import PROXY, Served
+from sparkpin.smoke.metrics import total
 from sparkpin.smoke.scripts import ANSWER, CHAT, TOOL, WEATHER_TOOL
 
 RECIPE, CLIENTS = "scripted-tiny", 20
@@ -133,7 +134,12 @@ def test_clients_that_go_away_leave_the_server_as_it_was(server: Service, served
     with ThreadPoolExecutor(CLIENTS) as pool:
         list(pool.map(cancel, range(CLIENTS)))
     container = server.container
-    until(lambda: launch.requests_under_way(container) == 0)
+
+    def under_way() -> float | None:
+        metrics = httpx.get(f"http://{served.host}:{served.port}/metrics", trust_env=False, timeout=300).text
+        return total(metrics, "vllm:num_requests_running")
+
+    until(lambda: under_way() == 0)
     answer = httpx.post(f"{served.url}/chat/completions", json=body, trust_env=False, timeout=300).json()
     assert answer["choices"][0]["message"]["content"] == CHAT.expected_content
     assert container.attrs["RestartCount"] == 0

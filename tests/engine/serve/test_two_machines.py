@@ -68,14 +68,14 @@ def test_a_pair_is_switched_brought_back_and_stopped_as_one(site: FakeSite, host
 
         signal_processes(host.engine.client.containers.list()[0], "vllm serve", "KILL")
         until(lambda: container.reload() or container.attrs["RestartCount"] == 1, 60)  # type: ignore[func-returns-value]
-        until(lambda: launch.asks(container)[0], 60)
+        until(lambda: launch.asks(container), 60)
 
         assert site.start(second).release == second.tag and others() == [second.tag]
         with pytest.raises(SmokeError, match=rf"{host.url}: {bad.tag} exited with 1"):
             site.start(bad)
         again = find(site.engine, served.container)
         assert again is not None and again.labels["sparkpin.release"] == second.tag and others() == [second.tag]
-        until(lambda: launch.asks(again)[0], 60)
+        until(lambda: launch.asks(again), 60)
 
         service.stop(site.paths, site.engine, "fake")
         assert others() == [] and find(site.engine, served.container) is None

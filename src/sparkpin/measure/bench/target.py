@@ -21,6 +21,7 @@ from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.serve import crash_facts, launch, memory_limit, served, startup, waiting
 from sparkpin.serve.launch import Health, LaunchOrder
+from sparkpin.serve.proxy import requests_under_way
 from sparkpin.smoke.server import LABEL, owner
 
 PREFIX = "sparkpin-bench-"
@@ -54,7 +55,8 @@ def server_of(paths: Paths, engine: Engine, subject: BenchSubject) -> Iterator[B
     """The release's service, which goes on afterwards, else a server of its own, which ends."""
     if (target := running_service(paths, engine, subject)) is not None:
         say(f"{subject.release.tag} is being served: that server is measured, and not restarted")
-        if under_way := launch.requests_under_way(target.container):
+        proxy = served.proxy_of(engine, target.container)
+        if proxy is not None and (under_way := requests_under_way(proxy)):
             raise BusyError(
                 f"{target.container.name} answers {under_way} requests of others, which a benchmark would measure, too",
                 next_step="wait until they are done, or invoke stop and then the same command again",
