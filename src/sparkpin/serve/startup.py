@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel
 
 from sparkpin.core import files
 from sparkpin.releases.record import Release
@@ -15,8 +14,7 @@ from sparkpin.smoke.startup import Startup, load_format, weights_seconds
 FILE = "start.json"
 
 
-@dataclass(frozen=True)
-class LastStart:
+class LastStart(BaseModel):
     """What the last start of a release took on this machine. seconds: until it answered; began: see Startup."""
 
     seconds: float
@@ -39,9 +37,8 @@ def keep(folder: Path, release: Release, startup: Startup, seconds: float, log: 
 def last(folder: Path) -> LastStart | None:
     """Of the release whose folder it is, else the newest of its recipe. None where there is none, or none that can be
     read: it is a hint and nothing more."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+    with contextlib.suppress(OSError, ValueError):
         others = sorted(folder.parent.glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime)
         path = next((path for path in (folder / FILE, *reversed(others)) if path.is_file()), folder / FILE)
-        value: Any = json.loads(path.read_text(encoding="utf-8"))
-        return LastStart(float(value["seconds"]), {str(k): float(v) for k, v in value["began"].items()})
+        return LastStart.model_validate_json(path.read_bytes())
     return None
