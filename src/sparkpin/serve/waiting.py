@@ -27,7 +27,6 @@ def until_ready(container: Container, release: Release, timeout: float, folder: 
     NotReady with a post-mortem, kept in `folder`, as soon as the server ends, or when it does not answer within
     `timeout` seconds.
     """
-    begin = time.monotonic()
     if last := startup.last(folder):
         say(f"the last start took {last.seconds:.0f} s")
     ask = Seldom(lambda: launch.asks(container))
@@ -37,7 +36,7 @@ def until_ready(container: Container, release: Release, timeout: float, folder: 
         raise failure(container, release, str(fault), folder) from None
     if fresh:
         startup.keep(folder, release, watched, seconds, look(container, release)[1])
-    return time.monotonic() - begin
+    return seconds
 
 
 def look(container: Container, release: Release) -> tuple[str | None, bytes]:
