@@ -104,7 +104,7 @@ class Life:
 
     def run(self, argv: Sequence[str]) -> int:
         """Start the server and wait for its end; the exit code of the container."""
-        write_restarts(restarts() + 1 if RESTARTS.exists() else 0)
+        write(RESTARTS, str(restarts() + 1 if RESTARTS.exists() else 0))
         for left in (Path(self.settings["socket"]), self.state):  # of its last life
             left.unlink(missing_ok=True)
         say(BEGUN)
@@ -212,13 +212,10 @@ def wait_for_engine(server: int) -> None:
     while engine is None:
         time.sleep(LOOK_SECONDS)
         with contextlib.suppress(OSError):  # of its other children some end meanwhile; or the kernel has no pidfd
-            found = [child for child in children.read_text().split() if is_engine(child)]
-            engine = os.pidfd_open(int(found[0])) if found else None
+            for child in children.read_text().split():
+                if b"EngineCore" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    engine = os.pidfd_open(int(child))
     select.select([engine], [], [])
-
-
-def is_engine(process: str) -> bool:
-    return b"EngineCore" in Path(f"/proc/{process}/cmdline").read_bytes()
 
 
 def kill_others() -> None:
@@ -271,10 +268,6 @@ def restarts() -> int:
     with contextlib.suppress(OSError, ValueError):
         return int(RESTARTS.read_text())
     return 0
-
-
-def write_restarts(number: int) -> None:
-    write(RESTARTS, str(number))
 
 
 def write(path: Path, text: str) -> None:
@@ -381,7 +374,7 @@ def watch(settings: dict[str, Any], end: Callable[[int, str], None]) -> None:
         try:
             text, answered, failures = ask(settings, PATIENCE), True, 0
             if time.monotonic() - begin > REFILL_SECONDS:
-                write_restarts(0)
+                write(RESTARTS, "0")
         except (Silent, ValueError) as error:
             if not answered and time.monotonic() - begin < settings["start"]:
                 text = f"starting for {time.monotonic() - begin:.0f} s: {error}"

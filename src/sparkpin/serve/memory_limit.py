@@ -29,14 +29,11 @@ DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 @dataclass(frozen=True)
 class Room:
-    """On one machine.
+    """On one machine. limit: bytes that the server's container may take; plan: None where none could be made; why: then
+    the reason."""
 
-    needed: bytes that the server takes by its plan (an estimate without one); limit: what its container may take;
-    hints: what would fit, None where no plan could be made; why: then the reason."""
-
-    needed: int
     limit: int
-    hints: tuple[str, ...] | None
+    plan: MemoryPlan | None
     why: str = ""
 
 
@@ -52,13 +49,12 @@ def room_for(paths: Paths, engine: Engine, release: Release, checkpoint: Path, f
     try:
         plan = plan_of(paths, release, machine)
     except SparkpinError as error:
-        needed = running.memory_limit(engine, checkpoint)
         limit = running.memory_limit(engine, checkpoint, gpus=uses_gpu(paths, release))
-        return Room(needed, min(limit, most), None, str(error.message))
+        return Room(min(limit, most), None, str(error.message))
     limit = plan.needed + running.folder_size(checkpoint) + TMPFS_BYTES + SLACK
     if plan.settings.platform == "cuda":
         limit = running.memory_limit(engine, checkpoint, gpus=True)
-    return Room(plan.needed, min(limit, most), tuple(plan.hints))
+    return Room(min(limit, most), plan)
 
 
 def plan_of(paths: Paths, release: Release, machine: Machine | None = None) -> MemoryPlan:
@@ -93,12 +89,12 @@ def require_room(room: Room, release: Release, free: int | None = None, freed: i
     where: goes before the message.
     """
     free = available() if free is None else free
-    if room.hints is None or room.needed <= free + freed:
+    if room.plan is None or room.plan.needed <= free + freed:
         return
     more = f", and {gib(freed)} once it is stopped that runs now" if freed else ""
-    fitting = "; ".join(room.hints)
+    fitting = "; ".join(room.plan.hints)
     raise HostError(
-        f"{where}{release.tag} needs {gib(room.needed)}, and {gib(free)} are free{more}",
+        f"{where}{release.tag} needs {gib(room.plan.needed)}, and {gib(free)} are free{more}",
         next_step=f"end what else takes memory{f', or: {fitting}' if fitting else ''} (invoke plan says more)",
     )
 

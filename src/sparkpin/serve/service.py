@@ -143,11 +143,10 @@ def new_address(
 ) -> Address:
     """BusyError where somebody else has the port."""
     known = address_of(proxy)
-    if known is None and (last := kept_address(paths, release.recipe)):
+    last = known or kept_address(paths, release.recipe)
+    if last and not known:
         say(f"the address is as it was before `invoke stop`: {last.words}")
-        address = options.applied(last)
-    else:
-        address = options.applied(known or Address.of_command(release.argv))
+    address = options.applied(last or Address.of_command(release.argv))
     for path in set(address.allow) & RISKS.keys():
         say(f"warning: --allow {path}: {RISKS[path]}")
     if not (proxy and is_running(proxy) and known and known.port == address.port):  # a new proxy waits for the old one

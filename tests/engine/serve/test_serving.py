@@ -107,7 +107,7 @@ def test_a_followed_log_goes_on_over_a_restart_and_ends_with_the_server(
 
 
 def test_what_passes_its_memory_limit_is_ended_and_says_so(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_limit, "room_for", lambda *_: Room(1, 256 << 20, None))
+    monkeypatch.setattr(memory_limit, "room_for", lambda *_: Room(256 << 20, None))
     greedy = site.faulty("memory")
     with pytest.raises(SmokeError) as caught:
         site.start(greedy, port=site.port)
@@ -121,7 +121,7 @@ def test_a_server_that_would_leave_the_machine_no_memory_is_ended_and_says_so(
     site: FakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes 256 MiB more than are left above the reserve; its limit is far higher."""
-    monkeypatch.setattr(memory_limit, "room_for", lambda *_: Room(1, 2 << 30, None))
+    monkeypatch.setattr(memory_limit, "room_for", lambda *_: Room(2 << 30, None))
     monkeypatch.setattr(running, "floor_of", lambda _: memory_limit.available() - (256 << 20))
     with pytest.raises(SmokeError) as caught:
         site.start(site.faulty("memory"), port=site.port)

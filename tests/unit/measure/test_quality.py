@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fake_vllm
@@ -472,7 +473,8 @@ def test_what_has_no_room_is_not_started(
         monkeypatch.setattr(own_server.running, name, no)
     monkeypatch.setattr(own_server, "uses_gpu", lambda *_: gpus)
     monkeypatch.setattr(own_server, "checkpoint_of", lambda *_: paths.project)
-    needed = memory_limit.Room(10 << 30, 10 << 30, ())
+    plan: Any = SimpleNamespace(needed=10 << 30, hints=())
+    needed = memory_limit.Room(10 << 30, plan)
     for name, told in {"drop_page_cache": None, "available": 1 << 30, "room_for": needed}.items():
         monkeypatch.setattr(own_server.memory_limit, name, lambda *_, told=told: told)
     usage = shutil.disk_usage(paths.project)

@@ -123,7 +123,7 @@ def test_a_full_disk_costs_no_more_than_the_count(lives: Any, monkeypatch: pytes
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(inside.RESTARTS.with_suffix(".new").__class__, "write_text", full)
-    inside.write_restarts(7)
+    inside.write(inside.RESTARTS, "7")
     assert inside.restarts() == 2, "the count that was there"
 
 
@@ -246,6 +246,6 @@ def test_a_busy_server_is_healthy_and_goes_on(server: Any) -> None:
 
 
 def test_restarts_are_there_again_after_a_time_without_one(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    inside.write_restarts(3)
+    inside.write(inside.RESTARTS, "3")
     monkeypatch.setattr(inside, "REFILL_SECONDS", 0.0)
     until(lambda: inside.restarts() == 0)

@@ -215,7 +215,8 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     needed = {100: 40, 60: 50}
 
     def room_for(paths: Paths, engine: Any, release: Any, checkpoint: Path, available: int) -> memory_limit.Room:
-        return memory_limit.Room(needed[engine.total] * GIB, 90 * GIB, ())
+        plan: Any = SimpleNamespace(needed=needed[engine.total] * GIB, hints=())
+        return memory_limit.Room(90 * GIB, plan)
 
     monkeypatch.setattr(memory_limit, "room_for", room_for)
     monkeypatch.setattr(runs_here, "uses_gpu", lambda *_: False)

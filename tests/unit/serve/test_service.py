@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,8 +78,7 @@ def test_a_machine_s_plan_is_of_its_own_memory(monkeypatch: pytest.MonkeyPatch, 
     release: Any = None
     room = memory_limit.room_for(Paths(tmp_path, tmp_path, tmp_path), engine, release, tmp_path, free=100 << 30)
     assert [(one.total, one.free) for one in seen] == [(SPARK.total, 100 << 30)]
-    assert room.hints == ("--gpu-memory-utilization 0.76 asks for no more than is free",)
-    assert room.limit < room.needed
+    assert room.plan is not None and room.limit < room.plan.needed
 
 
 def test_without_a_plan_the_limit_holds_the_compilers_of_a_first_start(
@@ -101,9 +101,12 @@ def test_without_a_plan_the_limit_holds_the_compilers_of_a_first_start(
 
 
 def test_what_needs_more_than_is_free_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_limit, "available", lambda: 8 << 30)
-    plan = ("--gpu-memory-utilization 0.5 asks for no more than is free",)
-    release = SimpleNamespace(tag="sparkpin/r:base-1")
-    memory_limit.require_room(memory_limit.Room(4 << 30, 6 << 30, plan), release)  # type: ignore[arg-type]
-    with pytest.raises(HostError, match=r"r:base-1 needs 9.00 GiB, and 8.00 GiB are free\n  next: .*utilization 0.5"):
-        memory_limit.require_room(memory_limit.Room(9 << 30, 12 << 30, plan), release)  # type: ignore[arg-type]
+    plan = plan_122b("--gpu-memory-utilization 0.9 --max-num-seqs 16", dataclasses.replace(SPARK, free=80 << 30))
+    release: Any = SimpleNamespace(tag="sparkpin/r:base-1")
+    monkeypatch.setattr(memory_limit, "available", lambda: plan.needed)
+    memory_limit.require_room(memory_limit.Room(1, plan), release)
+    monkeypatch.setattr(memory_limit, "available", lambda: 80 << 30)
+    with pytest.raises(
+        HostError, match=r"needs .* GiB, and 80.00 GiB are free\n  next: .*--gpu-memory-utilization 0\."
+    ):
+        memory_limit.require_room(memory_limit.Room(1, plan), release)

@@ -9,6 +9,7 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -233,7 +234,8 @@ def test_without_memory_no_server_is_started_and_the_release_is_not_at_fault(
 ) -> None:
     """As beside a served model: vLLM would refuse to start, and a good release be recorded as failed."""
     made = kept(records)
-    room = memory_limit.Room(10 << 30, 10 << 30, ())
+    plan: Any = SimpleNamespace(needed=10 << 30, hints=())
+    room = memory_limit.Room(10 << 30, plan)
     for name, given in {"engine_of": None, "obstacle": "", "uses_gpu": gpus, "checkpoint_of": records.root}.items():
         monkeypatch.setattr(task, name, lambda *_, given=given, **__: given)
     monkeypatch.setattr(task, "require_consistent", lambda *_: None)
