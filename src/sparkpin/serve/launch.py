@@ -93,12 +93,17 @@ def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None
     )
     try:
         put(container, FOLDER, parts(wanted), owned=("state",))
-        folder = SERVER.rpartition("/")[2]
-        put(container, SOCKETS, {f"{folder}/{inside.PROXY_STATE}": b""}, owned=(folder,))  # of a former server
+        clear_word(container)
     except BaseException:
         remove(container)
         raise
     return container
+
+
+def clear_word(container: Container) -> None:
+    """Clients wait for it, whatever the server before it in its folder has left as its last word."""
+    folder = SERVER.rpartition("/")[2]
+    put(container, SOCKETS, {f"{folder}/{inside.PROXY_STATE}": b""}, owned=(folder,))
 
 
 def healthcheck(wanted: LaunchOrder) -> Healthcheck:

@@ -118,6 +118,7 @@ class Switch:
                 launch.rename(self.old, self.order.name)
             if not is_running(self.old):
                 say(f"starting {title(self.old)} again")
+                launch.clear_word(self.old)
                 self.old.start()
 
 

@@ -31,6 +31,7 @@ from sparkpin.serve import crash_facts, launch, logs, memory_limit, proxy, servi
 from sparkpin.serve import served as services
 from sparkpin.serve.launch import Health
 from sparkpin.serve.memory_limit import Room
+from sparkpin.serve.rules import SOCKETS
 
 if TYPE_CHECKING:
     from fake_release import FakeSite  # pytest loads it itself, below
@@ -330,6 +331,23 @@ def test_a_switch_that_nobody_waits_for_keeps_the_former_one_until_the_next_answ
         assert site.start(wanted).release == newer.tag
     assert services.running_release(site.paths, site.engine, "fake") == (old.release if bad else newer.tag)
     assert parts_of(site) == [old.container, old.container + services.PROXY]
+    assert post(f"{old.url}/completions", "x") == 200
+
+
+def test_clients_wait_for_the_former_one_whatever_the_next_one_said_last(
+    site: FakeSite, newer: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one failed too often, so that the proxy refused what came."""
+    old = site.start(port=site.port)
+
+    def fails(container: Container, *_: object, **__: object) -> float:
+        container.stop()
+        running.put(container, SOCKETS, {f"server/{inside.PROXY_STATE}": inside.DOWN.encode()})
+        raise SmokeError("it stays down", next_step="")
+
+    monkeypatch.setattr(waiting, "until_ready", fails)
+    with pytest.raises(SmokeError):
+        site.start(newer)
     assert post(f"{old.url}/completions", "x") == 200
 
 
