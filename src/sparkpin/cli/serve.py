@@ -19,16 +19,18 @@ from sparkpin.releases.current import current_of
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import uses_gpu
-from sparkpin.serve import keys, nodes, served, service
-from sparkpin.serve import status as serving_tasks
-from sparkpin.serve.address import AddressOptions
+from sparkpin.serve import asking, cluster, keys, served, service
+from sparkpin.serve.address import UNCHANGED, AddressOptions
 from sparkpin.serve.client_facts import ServerFacts, facts_of
 from sparkpin.serve.client_formats import CLIENTS, found_here
-from sparkpin.serve.nodes import NodesOptions
+from sparkpin.serve.cluster import ClusterOptions
 from sparkpin.serve.status import service_of
+from sparkpin.serve.unit import show_unit
 from sparkpin.serve.waiting import Detached
 from sparkpin.smoke.replies import Fault
 from sparkpin.smoke.server import clear_leftovers
+
+GUARD = "sparkpin_guard.Guard"  # --middleware of our stacks (mods/guard)
 
 
 @task("serve")
@@ -55,26 +57,33 @@ def serve(
     invoke serve --host 0.0.0.0 --tls-cert spark.pem --tls-key spark.key
     """
     options = AddressOptions(port=port, host=host, tls_cert=tls_cert, tls_key=tls_key, allow=allow, limit=limit)
-    where = NodesOptions(nodes, link, shared_link)
+    where = ClusterOptions(nodes, link, shared_link)
     if unit:
-        if tag or where != NodesOptions():
-            cause = "--unit goes without TAG and machines: it serves what is current then, where it is served now"
-            raise InputError(cause, next_step="first invoke promote TAG, or invoke serve --nodes ..., which keeps them")
-        serving_tasks.show_unit(paths, current_of(paths, recipe).recipe, options)
+        if tag or drain is not None or where != ClusterOptions() or options != UNCHANGED:
+            cause = "--unit goes with --recipe alone: it serves what is current then, where and as it was served last"
+            raise InputError(cause, next_step="first invoke promote TAG, or invoke serve with what is to be kept")
+        show_unit(paths, current_of(paths, recipe).recipe)
         return
     chosen, engine = Releases(paths).get(tag, recipe) if tag else current_of(paths, recipe), engine_of(paths)
     require_runnable(paths, engine, chosen, to_serve=True)
     clear_leftovers(paths, engine)  # a killed smoke test's server has the memory that this one needs
+    warn_unguarded(chosen)
     gpus, checkpoint = uses_gpu(paths, chosen), checkpoint_of(paths, chosen)
     try:
         made = service.start(paths, engine, chosen, checkpoint, options=options, gpus=gpus, drain=drain, where=where)
     except Detached as detached:
         show(f"detached: {detached}\nnext: invoke status, invoke logs --follow")
         return
-    address = served.address_of(served.find(engine, made.container + served.PROXY))
-    cert, context = address.cert if address else "", told_context(paths, made, chosen)
-    for line in serving_tasks.told(paths, made, cert, context, scripted=chosen.demands.scripted):
-        show(line)
+    context = context_of(paths, made, chosen)
+    show("\n".join(asking.how_to_ask(paths, made, context, scripted=chosen.demands.scripted)))
+
+
+def warn_unguarded(release: Release) -> None:
+    if not any(GUARD in word for word in release.argv):
+        say(
+            f"warning: {release.tag} has no --middleware {GUARD}: a client's request may end its engine, or stall it "
+            "for all (mods/guard/README.md; a stack's flags have it)"
+        )
 
 
 @task("serve")
@@ -83,7 +92,7 @@ def stop(
 ) -> None:
     """Stop what `serve` started."""
     engine = engine_of(paths)
-    with nodes.reached(nodes.urls_kept(paths, recipe)) as (machines, _):
+    with cluster.reached(cluster.remembered_urls(paths, recipe)) as (machines, _):
         clear_leftovers(paths, engine, [machine.engine for machine in machines])
     stopped = service.stop(paths, engine, recipe)
     show("\n".join(f"stopped {name}" for name in stopped) or "nothing is served")
@@ -125,9 +134,8 @@ def client(
 def list_tools() -> None:
     """Those that are found on this machine first."""
     here = found_here()
-    names = [*here, *(name for name in CLIENTS if name not in here)]
-    rows = [("here" * (name in here), CLIENTS[name].file or "lines for a shell", CLIENTS[name].use) for name in names]
-    table(("tool", "found", "file", "then"), [(name, *row) for name, row in zip(names, rows, strict=True)])
+    rows = [(name, "here" * (name in here), one.file or "lines for a shell", one.use) for name, one in CLIENTS.items()]
+    table(("tool", "found", "file", "then"), sorted(rows, key=lambda row: not row[1]))
     say(f"next: invoke client {here[0] if here else 'TOOL'}")
 
 
@@ -149,12 +157,12 @@ def facts_of_server(paths: Paths, recipe: str | None, *, url: str = "", key: str
         url=url or found.url,
         label=found.recipe,
         origin=release.tag,
-        context=told_context(paths, found, release),
+        context=context_of(paths, found, release),
         key=key,
     )
 
 
-def told_context(paths: Paths, found: served.Served, release: Release) -> int | None:
+def context_of(paths: Paths, found: served.Served, release: Release) -> int | None:
     """Tokens, from the server's list of models, which knows what `--max-model-len auto` came to; None where it does
     not say."""
     with (

@@ -18,8 +18,8 @@ from sparkpin.host.engine import Engine, engine_of
 from sparkpin.pins import manifests
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu, with_others
-from sparkpin.serve import linked, memory_limit, nodes, service
-from sparkpin.serve.nodes import Nodes, NodesOptions
+from sparkpin.serve import cluster, linked, memory_limit, service
+from sparkpin.serve.cluster import Cluster, ClusterOptions
 from sparkpin.smoke import drift
 from sparkpin.smoke import kernels as gpu_kernels
 from sparkpin.smoke.evidence import kept, owes
@@ -51,9 +51,9 @@ def smoke(
     invoke smoke v2-tq
     invoke smoke v2-tq --inspect --sm 121
     """
-    asked = NodesOptions(nodes, link, shared_link)
+    asked = ClusterOptions(nodes, link, shared_link)
     if inspect or kernels or sm or json:
-        if not tag or recipe or load or asked != NodesOptions() or inspect == kernels or (kernels and (sm or json)):
+        if not tag or recipe or load or asked != ClusterOptions() or inspect == kernels or (kernels and (sm or json)):
             cause = "--kernels, or --inspect with --sm and --json, goes with TAG and with no other option"
             raise InputError(cause, next_step="invoke smoke --help")
         if inspect:
@@ -65,7 +65,7 @@ def smoke(
     if not wanted:
         show("nothing to smoke: no release with an image waits for its test (invoke smoke TAG repeats one)")
         return
-    machines = {one.tag: machines_of(paths, one, asked) for one in wanted}  # a wrong option ends it before any test
+    machines = {one.tag: cluster_of(paths, one, asked) for one in wanted}  # a wrong option ends it before any test
     report(paths, smoke_releases(paths, wanted, load=load, machines=machines))
 
 
@@ -79,7 +79,7 @@ def waiting_of(paths: Paths, recipe: str | None, *, load: bool) -> list[Release]
 
 
 def smoke_releases(
-    paths: Paths, wanted: Sequence[Release], *, load: bool = False, machines: Mapping[str, Nodes | None] = {}
+    paths: Paths, wanted: Sequence[Release], *, load: bool = False, machines: Mapping[str, Cluster | None] = {}
 ) -> tuple[Release, ...]:
     """One after the other. load, machines: as of `smoke_release`, the machines by tag."""
     for number, release in enumerate(wanted, start=1):
@@ -89,7 +89,7 @@ def smoke_releases(
 
 
 def smoke_release(
-    paths: Paths, release: Release, *, load: bool = False, machines: Nodes | None = None, stays: bool = False
+    paths: Paths, release: Release, *, load: bool = False, machines: Cluster | None = None, stays: bool = False
 ) -> None:
     """By a server where one can run here, else by an inspection, with the libraries loaded if `load`. The record keeps
     what came of it. machines: of a release for several, where it is not for this one alone. stays: by a server as
@@ -144,28 +144,30 @@ def inspect_image(paths: Paths, subject: str, *, sm: int | None, as_json: bool) 
         raise InspectionError(f"{result.subject} {result.verdict}", next_step=result.errors[0].next_step)
 
 
-def machines_of(paths: Paths, release: Release, asked: NodesOptions) -> Nodes | None:
+def cluster_of(paths: Paths, release: Release, asked: ClusterOptions) -> Cluster | None:
     """Those to smoke a release on: as asked, else those that its recipe has, where this one cannot have all of it; None
     for this one alone."""
-    known = nodes.kept(paths, release.recipe)
-    if asked == NodesOptions() and (not known or not with_others(paths, release)):
+    known = cluster.remembered(paths, release.recipe)
+    if asked == ClusterOptions() and (not known or not with_others(paths, release)):
         return None
     return asked.applied(known, release, f"invoke smoke {release.tag}")
 
 
 @contextlib.contextmanager
-def joined(paths: Paths, engine: Engine, release: Release, its: Nodes, checkpoint: Path) -> Iterator[tuple[Place, ...]]:
+def joined(
+    paths: Paths, engine: Engine, release: Release, its: Cluster, checkpoint: Path
+) -> Iterator[tuple[Place, ...]]:
     """The machines, each with all that the release needs; they are the recipe's from now on, where it had none."""
-    with nodes.connected(engine, its.urls) as machines:
+    with cluster.connected(engine, its.urls) as machines:
         clear_leftovers(paths, engine, [machine.engine for machine in machines[1:]])  # they have memory and ports
-        checked = nodes.check(paths, machines, its, release, checkpoint, LOCAL, {})
-        if nodes.kept(paths, release.recipe) is None:
-            nodes.keep(paths, release.recipe, checked.nodes)
+        checked = cluster.check(paths, machines, its, release, checkpoint, LOCAL, {})
+        if cluster.remembered(paths, release.recipe) is None:
+            cluster.remember(paths, release.recipe, checked.cluster)
         yield tuple(place_of(checked, rank, release, checkpoint) for rank in range(len(machines)))
 
 
-def place_of(checked: nodes.Checked, rank: int, release: Release, checkpoint: Path) -> Place:
+def place_of(checked: cluster.Checked, rank: int, release: Release, checkpoint: Path) -> Place:
     machine, (node, env) = checked.machines[rank], linked.node_at(checked, rank)
-    if machine.where == nodes.HERE:
+    if machine.where == cluster.HERE:
         return Place(machine.engine, checkpoint, node, env)
     return Place(machine.engine, checked.folders[rank], node, env, machine.where)

@@ -7,6 +7,7 @@ from typing import Annotated
 from sparkpin.cli.tasks import Json, ServedRecipe, task
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import engine_of
+from sparkpin.serve import asking
 from sparkpin.serve import logs as server_logs
 from sparkpin.serve import status as serving
 
@@ -25,7 +26,7 @@ def status(
     eval "$(invoke status --env)"
     """
     if env:
-        serving.show_env(paths, engine_of(paths), recipe)
+        asking.show_env(paths, engine_of(paths), recipe)
     else:
         serving.status(paths, engine_of(paths), as_json=json)
 
@@ -35,7 +36,7 @@ def logs(
     paths: Paths,
     *,
     recipe: ServedRecipe = None,
-    lines: Annotated[int, "how many of the last lines (default: 100)", "COUNT"] = 100,
+    lines: Annotated[int, "how many of the last lines (default: 100; 0: new ones alone)", "COUNT"] = 100,
     follow: Annotated[bool, "keep printing new lines, until Ctrl-C"] = False,
 ) -> None:
     """Print a server's log, without health checks."""

@@ -33,7 +33,7 @@ Stack = Annotated[str | None, "stack of pins/stacks/ (default: the one for this 
 Json = Annotated[bool, "machine-readable"]
 DryRun = Annotated[bool, "print what would be done, and change nothing"]
 Machines = Annotated[str | None, "for a release of several: such as here,ssh://me@spark2 (default: the last ones)"]
-Link = Annotated[str | None, "interface, address or network that connects them (default: the last one, else the only)"]
+Link = Annotated[str | None, "interface, address or network that connects them (default: the last one)"]
 SharedLink = Annotated[bool, "allow a link that other machines share (insecure)"]
 Authority = Annotated[str, "PEM file of the registry's own certificate authority", "FILE"]
 

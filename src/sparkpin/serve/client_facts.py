@@ -56,8 +56,8 @@ def facts_of(
         ManifestError: a flag's value cannot be read.
     """
     flags = Flags(argv, origin, {})
-    said = flags.number("--max-model-len", auto=True)
-    length = context or (said if said != AUTO else None) or (family.context if family else None)
+    length = flags.number("--max-model-len", auto=True)
+    length = context or (length if length != AUTO else None) or (family.context if family else None)
     if length is None:
         raise InputError(
             f"{origin}: no --max-model-len, and pins/families.yaml has no family for its model",

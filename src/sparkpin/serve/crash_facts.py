@@ -6,6 +6,7 @@ import contextlib
 import math
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from sparkpin.core.errors import DiskError, SparkpinError
 from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import say
+from sparkpin.core.terminal import say, size
 from sparkpin.host import machine
 from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import engine_errors
@@ -22,15 +23,14 @@ from sparkpin.host.machine import Gpu, read_gpus
 from sparkpin.releases import container as running
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.inside import STAYS_DOWN
-from sparkpin.serve.postmortem import ENDED, Death, memory_line, report, until_death
+from sparkpin.serve.postmortem import ENDED, Death, report, until_death
 from sparkpin.serve.served import LABEL, RELEASE_LABEL
 
 REPORT, LOG = "post-mortem.txt", "server.log"
 LOG_BYTES = 4 << 20
 KERNEL = re.compile(
     r"^\[\s*(\d+\.\d+)\]\s*(?:\S+ kernel: )?"
-    r"(.*(?:NVRM: .*(?:Xid|NV_ERR_|fallen off|[Ff]ailed|Out of memory)|Memory cgroup out of memory|"
-    r"Out of memory: Killed|oom-kill).*)$"
+    r"(.*(?:NVRM: .*(?:Xid|NV_ERR_|fallen off|[Ff]ailed|Out of memory)|Out of memory: Killed|oom-kill).*)$"
 )
 KERNEL_LOGS = (("dmesg",), ("journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager"))
 """The second is for a user whom `kernel.dmesg_restrict` keeps from the first."""
@@ -66,7 +66,7 @@ def last_check(state: dict[str, Any]) -> str:
 
 
 def examine(container: Container, recipe: str, tag: str, how: str, *, here: bool = True) -> Death:
-    """here: the container is on this machine, whose state is looked at, too."""
+    """here: the container is on this machine, so its state is asked as well."""
     with engine_errors():
         attrs = container.attrs
         try:
@@ -79,29 +79,33 @@ def examine(container: Container, recipe: str, tag: str, how: str, *, here: bool
         how=how,
         restarts=int(attrs.get("RestartCount", 0)),
         health=last_check(attrs["State"]),
-        machine=machine_lines(attrs["HostConfig"].get("Memory") or None, attrs.get("Created", "")) if here else (),
+        machine=machine_lines(attrs) if here else (),
         log=log,
     )
 
 
-def machine_lines(limit: int | None, since: str) -> list[str]:
-    """Memory, GPUs, and what the kernel has logged of either since then."""
-    host = machine.read_host()
-    found = [memory_line(host.memory_total, host.memory_available, limit)]
+def machine_lines(attrs: Mapping[str, Any]) -> list[str]:
+    """Memory, GPUs, and what the kernel has logged of either since a container was made."""
+    host, limit = machine.read_host(), attrs["HostConfig"].get("Memory")
+    limited = f", the server's limit is {size(limit)}" if limit else ""
+    found = [f"memory now: {size(host.memory_available)} of {size(host.memory_total)} available{limited}"]
     found += [gpu_line(gpu) for gpu in read_gpus()]
     boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)  # the kernel counts from then
-    text = next((text for argv in KERNEL_LOGS if (text := machine.output(argv))), None)
+    texts = (machine.output(argv) or "" for argv in KERNEL_LOGS)
+    text = next((text for text in texts if re.search(r"^\[", text, re.MULTILINE)), None)  # else "-- No entries --"
     if text is None:
         return [*found, "kernel: this user may not read its messages: sudo dmesg | grep -E 'NVRM|Xid|memory'"]
-    return found + kernel_lines(text, since, boot)
+    return found + kernel_lines(text, attrs.get("Created", ""), boot, attrs.get("Id", ""))
 
 
-def kernel_lines(text: str, since: str, boot: float) -> list[str]:
-    """since: as Docker writes a moment; boot: seconds since 1970. The last lines after it that differ: they come in
-    bursts."""
+def kernel_lines(text: str, since: str, boot: float, container: str) -> list[str]:
+    """since: as Docker writes a moment; boot: seconds since 1970; container: its ID, for the limits of others say
+    nothing. The last lines after that moment that differ: they come in bursts."""
     begin = moment(since) - boot - 1
-    seen = [found for line in text.splitlines() if (found := KERNEL.match(line))]
-    lines = dict.fromkeys(f"kernel: {one[2]}" for one in seen if float(one[1]) >= begin)
+    every = [found for line in text.splitlines() if (found := KERNEL.match(line)) and float(found[1]) >= begin]
+    lines = dict.fromkeys(
+        f"kernel: {one[2]}" for one in every if "CONSTRAINT_MEMCG" not in one[2] or container in one[2]
+    )
     return list(lines)[-KERNEL_LINES:]
 
 
@@ -128,12 +132,12 @@ def keep(folder: Path, death: Death) -> Path:
     return folder / REPORT
 
 
-def keep_evidence(container: Container, own: Container | None = None, where: str = "") -> None:
+def keep_evidence(container: Container, first: Container | None = None, where: str = "") -> None:
     """Keep what a server that died in service has left, before its container goes. Nothing to do where it never died,
     or where its report is there: of its last death, or of a start that failed.
 
-    own: of a container on another machine, that of this one; where: that machine's place in the folder."""
-    labels = (own or container).labels
+    first: rank 0's, of a container on another machine; where: that machine's place in the folder."""
+    labels = (first or container).labels
     home, recipe, tag = (labels.get(name) for name in (HOME_LABEL, LABEL, RELEASE_LABEL))
     if not (home and recipe and tag):  # a proxy has no release
         return
@@ -144,7 +148,7 @@ def keep_evidence(container: Container, own: Container | None = None, where: str
         return
     if path.is_file() and path.stat().st_mtime >= moment(state.get("FinishedAt", "")):
         return
-    death = examine(container, recipe, tag, how or "died", here=own is None)
+    death = examine(container, recipe, tag, how or "died", here=first is None)
     if ENDED not in death.log:  # it was stopped, and by force in the end
         return
     death = replace(death, log=until_death(death.log))

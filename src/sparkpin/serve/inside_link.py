@@ -55,8 +55,8 @@ def rdma(root: Path, name: str) -> list[str]:
     (ib_uverbs is loaded)."""
     if not any((root / "sys/class/infiniband_verbs").glob("uverbs*")):
         return []
-    own = sorted(path.parents[2] for path in (root / "sys/class/infiniband").glob(f"*/device/net/{name}"))
-    return [one.name for one in own if any("ACTIVE" in path.read_text() for path in one.glob("ports/*/state"))]
+    devices = sorted(path.parents[2] for path in (root / "sys/class/infiniband").glob(f"*/device/net/{name}"))
+    return [one.name for one in devices if any("ACTIVE" in path.read_text() for path in one.glob("ports/*/state"))]
 
 
 def default_routes(root: Path) -> set[str]:

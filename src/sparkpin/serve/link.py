@@ -62,9 +62,9 @@ def choose(hosts: Sequence[HostFacts], wanted: str) -> tuple[Interface, ...]:
     """The interface of the link that is meant on each host, with the RDMA devices that NCCL is to use. InputError for
     one that is not there on each.
 
-    wanted: an interface of this machine (rank 0), or a network; "": the only one that could be.
+    wanted: an interface of this machine (rank 0), or a network. A Spark's cable has two, so none is chosen by itself.
     """
-    network = named(hosts[0], wanted) if wanted else only_own(hosts)
+    network = named(hosts[0], wanted)
     faces: list[Interface] = []
     for host in hosts:
         found = host.within(network)
@@ -86,24 +86,10 @@ def named(host: HostFacts, wanted: str) -> IPv4Network:
         return IPv4Network(wanted)
     except ValueError:
         raise InputError(
-            f"--link: got {wanted!r}, expected an interface of this machine that is up and has an IPv4 address, or a "
-            f"network; here: {listed(host.usable)}",
+            f"--link: got {wanted or 'none'}, expected a network, or an interface of this machine that is up, with "
+            f"an IPv4 address; here: {listed(host.usable)}",
             next_step="--link INTERFACE, or --link 192.168.100.0/24",
         ) from None
-
-
-def only_own(hosts: Sequence[HostFacts]) -> IPv4Network:
-    """The one network that all machines are in, and that no default route leads through."""
-    common = [face for face in hosts[0].usable if all(host.within(face.place.network) for host in hosts)]
-    own = {face.place.network for face in common}
-    own = {network for network in own if not any(host.is_routed(network) for host in hosts)}
-    if len(own) != 1:
-        raise InputError(
-            f"--link: got {len(own)} networks without a default route that all machines are in, expected 1; all that "
-            f"they share: {listed(common)}",
-            next_step="--link INTERFACE (of this machine) or --link NETWORK, such as 192.168.100.0/24",
-        )
-    return own.pop()
 
 
 def devices(hosts: Sequence[HostFacts], faces: Sequence[Interface]) -> list[tuple[str, ...]]:
@@ -137,11 +123,11 @@ def require_same_gpus(hosts: Sequence[HostFacts]) -> None:
 
 def require_own(hosts: Sequence[HostFacts], link: IPv4Network, api: str, *, shared: bool) -> None:
     """HostError for a link that others may be on; a warning if it is to be taken all the same (`shared`). api: the
-    address of the front."""
+    address of the proxy."""
     found = [f"{host.where}: a default route leads through {link}" for host in hosts if host.is_routed(link)]
     listens = ip_address(api)
     if listens in link or listens.is_unspecified:
-        found.append(f"here: clients are served at {api}, which is on the link, too")
+        found.append(f"here: clients are served at {api}, which is also on the link")
     if found and not shared:
         raise HostError(
             f"{link} is no network of the machines' own: {'; '.join(found)}. torch's ports there ask nobody for a key, "

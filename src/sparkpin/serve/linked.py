@@ -16,20 +16,19 @@ from sparkpin.core.terminal import say
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine
 from sparkpin.host.ssh import owner
-from sparkpin.pins.nodes import NodeRank
-from sparkpin.pins.nodes import nodes_of as nodes_in
+from sparkpin.pins.nodes import NodeRank, nodes_of
 from sparkpin.releases.container import HOME_LABEL, Node
 from sparkpin.releases.record import Release, Releases
-from sparkpin.serve import crash_facts, launch, nodes
+from sparkpin.serve import cluster, crash_facts, launch
+from sparkpin.serve.cluster import HERE, Checked, Cluster, Machine, reached
 from sparkpin.serve.launch import LaunchOrder
-from sparkpin.serve.nodes import HERE, Checked, Machine, Nodes, reached
 from sparkpin.serve.postmortem import report
 from sparkpin.serve.served import LABEL, RELEASE_LABEL, is_running
 
-NODES_LABEL = "sparkpin.nodes"  # of rank 0: its `Nodes`, as JSON
-OWNER_LABEL = "sparkpin.node.of"  # of the others: host and home of rank 0
-RECIPE_LABEL = "sparkpin.node.recipe"
-GROUP_LABEL = "sparkpin.node.group"  # of all that were made together
+CLUSTER_LABEL = "sparkpin.cluster"  # of rank 0: its `Cluster`, as JSON
+OWNER_LABEL = "sparkpin.machine.of"  # of the others: host and home of rank 0
+RECIPE_LABEL = "sparkpin.machine.recipe"
+GROUP_LABEL = "sparkpin.machine.group"  # of all that were made together
 
 
 class Linked(Container):  # type: ignore[misc, unused-ignore]
@@ -60,11 +59,8 @@ class Linked(Container):  # type: ignore[misc, unused-ignore]
     def _all(self, act: Callable[[Container], object]) -> None:
         """All at once: one that sees another go ends itself, and Docker would start it again."""
 
-        def on(pair: tuple[Machine | None, Container]) -> None:
+        def act_there(pair: tuple[Machine, Container]) -> None:
             machine, container = pair
-            if machine is None:
-                act(container)
-                return
             try:
                 with machine.errors():
                     act(container)
@@ -72,12 +68,14 @@ class Linked(Container):  # type: ignore[misc, unused-ignore]
                 say(f"warning: {machine.where}: {container.name}: {error.message}")
 
         with ThreadPoolExecutor() as pool:
-            list(pool.map(on, [(None, self), *self.peers]))
+            there = pool.map(act_there, self.peers)  # which begins now
+            act(self)
+            list(there)
 
 
 def folder_at(container: Container, machine: Machine) -> str:
     """Where what a machine's container left is kept, in the folder of rank 0's. By its rank: another may be away."""
-    its = nodes_of(container)
+    its = cluster_of(container)
     assert its
     return f"machine-{its.urls.index(machine.where)}"
 
@@ -111,7 +109,7 @@ def order_of(wanted: LaunchOrder, checked: Checked, rank: int, group: str) -> La
     labels: dict[str, str] = {**wanted.labels, GROUP_LABEL: group}
     checkpoint: Path | str = wanted.checkpoint
     if rank == 0:
-        labels[NODES_LABEL] = checked.nodes.text
+        labels[CLUSTER_LABEL] = checked.cluster.text
     else:
         home, recipe = labels.pop(HOME_LABEL), labels.pop(LABEL)  # else `status` there took it for a service
         labels |= {OWNER_LABEL: owner(home), RECIPE_LABEL: recipe}
@@ -128,9 +126,9 @@ def order_of(wanted: LaunchOrder, checked: Checked, rank: int, group: str) -> La
 
 def node_at(checked: Checked, rank: int) -> tuple[Node, dict[str, str]]:
     """The container of one machine, and what it adds to the release's environment: NCCL takes every device that it
-    finds, those of other networks, too, unless it is told."""
-    own, devices = checked.faces[rank], checked.faces[rank].rdma
-    place = NodeRank(rank, own.address, checked.faces[0].address, own.name)
+    finds, also those of other networks, unless it is told."""
+    face, devices = checked.faces[rank], checked.faces[rank].rdma
+    place = NodeRank(rank, face.address, checked.faces[0].address, face.name)
     env = {"NCCL_IB_HCA": "=" + ",".join(devices)} if devices else {"NCCL_IB_DISABLE": "1"}
     if devices[1:]:
         env["NCCL_IB_MERGE_NICS"] = "1"
@@ -138,20 +136,20 @@ def node_at(checked: Checked, rank: int) -> tuple[Node, dict[str, str]]:
 
 
 def keep_up(container: Container, wanted: LaunchOrder, checked: Checked | None) -> None:
-    """As `launch.keep_up`, on each machine. Docker starts the others at boot, too: vLLM waits for rank 0 there, which
+    """As `launch.keep_up`, on each machine. Docker also starts the others at boot: vLLM waits for rank 0 there, which
     the unit of this machine starts."""
     if checked is None:
         launch.keep_up(container, wanted)
         return
     for machine, one in [(checked.machines[0], container), *peers_of(container)]:
         with machine.errors():
-            launch.keep_up(one, order_of(wanted, checked, checked.nodes.urls.index(machine.where), ""))
+            launch.keep_up(one, order_of(wanted, checked, checked.cluster.urls.index(machine.where), ""))
 
 
-def nodes_of(container: Container | None) -> Nodes | None:
+def cluster_of(container: Container | None) -> Cluster | None:
     """The machines of a server, None where it runs on this one alone."""
-    text = container.labels.get(NODES_LABEL) if container is not None else None
-    return Nodes.read(text) if text else None
+    text = container.labels.get(CLUSTER_LABEL) if container is not None else None
+    return Cluster.read(text) if text else None
 
 
 def with_labels(machine: Machine, labels: Mapping[str, str]) -> list[Container]:
@@ -183,8 +181,8 @@ def elsewhere(
     """The containers on other machines of a recipe, or of all of this home's. Machines that are away are told.
 
     connected: machines to which there is a connection already, this one or others."""
-    urls = {url for server in servers if (its := nodes_of(server)) for url in its.urls}
-    urls |= set(nodes.urls_kept(paths, recipe))
+    urls = {url for server in servers if (its := cluster_of(server)) for url in its.urls}
+    urls |= set(cluster.remembered_urls(paths, recipe))
     with reached(sorted(urls - {machine.where for machine in connected})) as (machines, away):
         for url, error in away.items():
             say(f"warning: {url} is away ({error.message}): what is there goes with the next `invoke stop`")
@@ -193,7 +191,7 @@ def elsewhere(
         yield [(machine, one) for machine in others for one in with_labels(machine, labels)]
 
 
-def rejoined(
+def join_peers(
     connections: contextlib.ExitStack,
     paths: Paths,
     recipe: str,
@@ -213,9 +211,9 @@ def rejoined(
     return Linked(server, peers) if server and group else server
 
 
-def whole(container: Container) -> bool:
+def runs_everywhere(container: Container) -> bool:
     """Whether a server runs on each of its machines."""
-    its, peers = nodes_of(container), peers_of(container)
+    its, peers = cluster_of(container), peers_of(container)
     run = all(is_running(peer) and not crash_facts.stays_down(peer) for _, peer in peers)
     return is_running(container) and run and len(peers) == (len(its.urls) - 1 if its else 0)
 
@@ -235,38 +233,37 @@ def deaths(container: Container, release: Release, folder: Path) -> list[str]:
 
 def require_there(paths: Paths, release: Release) -> None:
     """An error where one of the kept machines cannot serve the release: it is away, or has not got it."""
-    its = nodes.kept(paths, release.recipe)
-    if its is None or nodes_in(release.argv) == 1:
+    its = cluster.remembered(paths, release.recipe)
+    if its is None or nodes_of(release.argv) == 1:
         return
     with reached(its.urls) as (machines, away):
         if away:
             raise next(iter(away.values()))
         for machine in machines:
-            nodes.require_model(machine, release)
+            cluster.require_model(machine, release)
 
 
-def states(container: Container | None) -> dict[str, str]:
-    """Of the other machines of a server, by URL, asked now and for a few seconds at most: Docker's word for the
-    container there, "down" where it has failed too often, "gone" where there is none, "away" and why where the machine
-    does not answer."""
-    its = nodes_of(container)
-    if container is None or its is None:
+def states(container: Container) -> dict[str, str]:
+    """Of the other machines of a server, by URL, asked now and for a few seconds at most; "away" and why where one does
+    not answer."""
+    its = cluster_of(container)
+    if its is None:
         return {}
     with reached(its.urls) as (machines, away):
         found = {url: f"away: {error.message}" for url, error in away.items()}
         for machine in machines:
             try:
-                every = [one for _, one in group_of(container, [machine])]
-                found[machine.where] = (
-                    "down"
-                    if any(is_running(one) and crash_facts.stays_down(one) for one in every)
-                    else every[0].status
-                    if every
-                    else "gone"
-                )
+                found[machine.where] = state_at(machine, container)
             except SparkpinError as error:  # it answered at first, and not any more
                 found[machine.where] = f"away: {error.message}"
     return {url: found[url] for url in its.urls[1:]}
+
+
+def state_at(machine: Machine, first: Container) -> str:
+    """Docker's word for the container there; "down" where that has failed too often, "gone" where there is none."""
+    for _, peer in group_of(first, [machine]):
+        return "down" if is_running(peer) and crash_facts.stays_down(peer) else peer.status
+    return "gone"
 
 
 def freed_by(paths: Paths, server: Container) -> dict[str, int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sparkpin.core.terminal import size
+from sparkpin.core.terminal import count
 from sparkpin.pins.reading import read_yaml
 from sparkpin.releases.inside import BEGUN
 
@@ -25,11 +25,17 @@ PREFIX = re.compile(
     r"^(?P<process>\([\w =]+\)\s)?(?:\[rank\d+\]: ?)?"
     r"(?:(?P<level>[A-Z]+)(?: \d\d-\d\d \d\d:\d\d:\d\d (?:\.\.\.)?\[[^\]]*\] ?|: +))?"
 )
-"""Process and level, which vLLM puts before each line, those of a traceback, too. uvicorn's level ends in a colon."""
-ANSWERED = re.compile(r'"(?:GET|POST) /v1/\S* HTTP/1\.\d" 200')
+"""Process and level, which vLLM puts before each line, also of a traceback. uvicorn's level ends in a colon."""
+WATCH = re.compile(
+    r'INFO: +(?:- "POST /v1/completions|(?:client:0 )?- "GET /(?:health|metrics)) HTTP/1\.1" 200 OK|'
+    r".* throughput: .* Running: 0 reqs, Waiting: 0 reqs, "
+)
+"""What the server writes of who watches it, who asks from within and has no address, and of `invoke status`; and its
+statistics when it has done nothing else."""
+ANSWERED = re.compile(r'"POST /v1/\S* HTTP/1\.\d" 200')
 DEAD = re.compile(
     r"EngineDeadError|EngineCore (?:encountered|failed|hit)|output_handler failed|died unexpectedly|"
-    r"Fatal Python error|terminate called|Segmentation fault|WorkerProc hit an exception"
+    r"Fatal Python error|terminate called|Segmentation fault|WorkerProc (?:hit an exception|failed to start)"
 )
 """The engine is dead from here on, though the API server may still answer: a stream is logged when it begins."""
 CONSEQUENCE = re.compile(
@@ -38,6 +44,15 @@ CONSEQUENCE = re.compile(
     r"WorkerProc (?:initialization failed|hit an)|Executor failed|died unexpectedly|Got fatal signal from worker|"
     r"Internal Server Error"
 )
+VERDICTS = (
+    (
+        re.compile("sparkpin: ended: the (?:kernel killed|machine had)"),
+        re.compile("died due to signal 9|Killed signal"),
+    ),
+    (re.compile("sparkpin: ended: (?:a worker has gone|the machine with torch's store)"), DEAD),
+)
+"""What process 1 ends a server for that was well: it goes before all errors of the log. After each what knows better:
+the compiler that the kernel killed, and an engine that died first, since its own end is seen as one of a worker."""
 ERROR = re.compile(r"\b(?:[Ee]rror|ERROR|fatal|FATAL|Segmentation fault|Killed|died)\b|\w(?:Error|Exception)\b")
 TRACEBACK = "Traceback (most recent call last):"
 VALIDATION = re.compile(r"\d+ validation errors? for \w+")  # pydantic: the reason follows, in lines of its own
@@ -97,31 +112,27 @@ def relevant(log: bytes) -> list[str]:
     lines = last_death(log).decode(errors="replace").splitlines()[-READ_LINES:]
     lines = [line[:LINE].rstrip("\r") for line in lines]
     end = next((place for place, line in enumerate(lines) if DEAD.search(line)), len(lines))
-    last = max((place for place, line in enumerate(lines[:end]) if ANSWERED.search(line)), default=-1)
+    answers = [place for place, line in enumerate(lines[:end]) if ANSWERED.search(line) and not WATCH.match(line)]
+    last = max(answers, default=-1)
     rest = lines[last + 1 :]
     return rest if any(line.strip() for line in rest) else lines
 
 
 @dataclass(frozen=True)
 class Line:
-    """source: process and level, the same for all lines of one message; level: "" where the line has none."""
+    """source: process and level, the same for all lines of one message, None for what a line has not."""
 
-    source: tuple[str, str]
-    level: str
+    source: tuple[str | None, str | None]
     text: str
 
 
 def parsed(lines: Sequence[str]) -> list[Line]:
     found = [(PREFIX.match(line), line) for line in lines]
-    return [
-        Line((one["process"] or "", one["level"] or ""), one["level"] or "", line[one.end() :])
-        for one, line in found
-        if one
-    ]
+    return [Line((one["process"], one["level"]), line[one.end() :]) for one, line in found if one]
 
 
 def grave(lines: Sequence[Line]) -> list[Line]:
-    return [line for line in lines if line.level not in ("INFO", "WARNING", "DEBUG")]
+    return [line for line in lines if line.source[1] not in ("INFO", "WARNING", "DEBUG")]
 
 
 @dataclass(frozen=True)
@@ -153,23 +164,27 @@ def faults(lines: Sequence[Line]) -> Iterator[Fault]:
 
 def reason(lines: Sequence[str]) -> str:
     """An exception's message. lines: from that on; what pydantic has against a value stands in the lines after it."""
-    first = lines[0].strip()
-    if not VALIDATION.search(first):
-        return first
-    more = list[str]()
-    for line in lines[1:]:
-        if not line.startswith(" ") and more:
-            break
-        more.append(KIND.sub("", line).strip().removeprefix("Value error, "))
-        if KIND.search(line):
-            break
-    return f"{first}: {' '.join(more)}" if more else first
+    first, end = lines[0].strip(), 0
+    if VALIDATION.search(first):
+        end = next((place for place, line in enumerate(lines) if KIND.search(line)), 0)
+    more = (KIND.sub("", line).strip().removeprefix("Value error, ") for line in lines[1 : end + 1])
+    return ": ".join([first, *more])
+
+
+def verdict(lines: Sequence[Line]) -> Fault | None:
+    """Process 1's, where it goes before all errors of the log."""
+    for pattern, better in VERDICTS:
+        found = next((line.text for line in lines if pattern.match(line.text)), None)
+        if found and not any(better.search(line.text) for line in lines):
+            return Fault(found, found)
+    return None
 
 
 def first_fault(lines: Sequence[Line]) -> Fault | None:
-    """The first that is no consequence of another, else the first; None where the log has no error."""
-    found = list(faults(lines))
-    return next((one for one in found if not one.is_consequence), found[0] if found else None)
+    """Process 1's verdict, else the first that is no consequence of another, else the first; None where the log has no
+    error."""
+    every = list(faults(lines))
+    return verdict(lines) or next((one for one in every if not one.is_consequence), every[0] if every else None)
 
 
 def first_error(lines: Sequence[str]) -> str:
@@ -178,11 +193,14 @@ def first_error(lines: Sequence[str]) -> str:
 
 
 def cause(death: Death) -> Cause | None:
-    """The kind that fits the first error; else what is logged with it, else the rest of the log.
+    """The kind that fits process 1's verdict. Without one: the first error, else what is logged with it, else the rest
+    of the log.
 
     A vague kind comes after all others. Of an error that nobody knows neither it nor a consequence in the rest of the
     log is the cause."""
     lines = parsed(relevant(death.log))
+    if known := verdict(lines):
+        return next((one for one in CAUSES if one.fits(known.message)), None)
     first = first_fault(lines)
     open_end = first is None or first.is_consequence
     rest = "\n".join([*(line.text for line in grave(lines)), death.how])
@@ -197,8 +215,7 @@ def cause(death: Death) -> Cause | None:
 def report(death: Death) -> list[str]:
     """Lines for a person."""
     lines = relevant(death.log)
-    again = f"; Docker started it again {death.restarts} times" if death.restarts > 1 else ""
-    again = "; Docker started it again once" if death.restarts == 1 else again
+    again = f"; Docker started it again {count(death.restarts, 'time')}" if death.restarts else ""
     found = [f"{death.tag} {death.how}{again}"]
     if error := first_error(lines):
         found.append(f"first error: {error}")
@@ -208,12 +225,7 @@ def report(death: Death) -> list[str]:
     if death.health:
         found.append(f"last health check: {death.health}")
     found += death.machine
-    tail = [line for line in lines if line.strip()][-TAIL_LINES:]
+    tail = [line for line in lines if line.strip() and not WATCH.match(line)][-TAIL_LINES:]
     if tail:
         found += ["its last lines:", *(f"  {line}" for line in tail)]
     return found
-
-
-def memory_line(total: int, available: int, limit: int | None) -> str:
-    own = f", the server's limit is {size(limit)}" if limit else ""
-    return f"memory now: {size(available)} of {size(total)} available{own}"

@@ -46,7 +46,7 @@ class Served:
     """A service. home: SPARKPIN_HOME of its release; state: Docker's word for the container; ready: whether it answers;
     health: what Docker's health check says ("healthy", "unhealthy", "starting", "" where it has none); restarts: how
     often Docker has started it again; started: when it was, the last time, as Docker writes it; key: tells its API key
-    from another, "" where it wants none.
+    from another, "" where it wants none; cert: the file of its TLS certificate, "" for plain HTTP.
 
     proxy: Docker's word for the proxy, "" where there is none; allow, limits: what is not as it comes.
 
@@ -66,14 +66,14 @@ class Served:
     restarts: int = 0
     started: str = ""
     key: str = ""
-    tls: bool = False
+    cert: str = ""
     proxy: str = ""
     allow: tuple[str, ...] = ()
     limits: dict[str, int] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
-        return endpoint(reachable(self.host), self.port, tls=self.tls)
+        return endpoint(reachable(self.host), self.port, tls=bool(self.cert))
 
 
 def name_of(paths: Paths, recipe: str) -> str:
@@ -145,7 +145,7 @@ def describe(container: Container, proxy: Container | None) -> Served:
         restarts=int(container.attrs.get("RestartCount", 0)),
         started=str(container.attrs["State"].get("StartedAt", "")),
         key=settings.key,
-        tls=bool(address.cert),
+        cert=address.cert,
         proxy=proxy.status if proxy is not None else "",
         allow=address.allow,
         limits=address.other_limits,
@@ -208,4 +208,4 @@ def kept_address(paths: Paths, recipe: str) -> Address | None:
 def client_of(served: Served, key: str | None = None, timeout: float = STATUS_SECONDS) -> Client:
     from sparkpin.smoke.client import Client  # slow to import, and most tasks ask no server
 
-    return Client.tcp(reachable(served.host), served.port, timeout=timeout, key=key, tls=served.tls)
+    return Client.tcp(reachable(served.host), served.port, timeout=timeout, key=key, tls=bool(served.cert))

@@ -20,10 +20,10 @@ from sparkpin.pins.vllm_flags import flag_value, served_name
 from sparkpin.releases import container as running
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release
-from sparkpin.serve import keys, launch, linked, memory_limit, nodes, waiting
+from sparkpin.serve import cluster, keys, launch, linked, memory_limit, waiting
 from sparkpin.serve.address import UNCHANGED, Address, AddressOptions, read_tls
+from sparkpin.serve.cluster import Checked, ClusterOptions
 from sparkpin.serve.launch import Health, LaunchOrder
-from sparkpin.serve.nodes import Checked, NodesOptions
 from sparkpin.serve.ports import require_free
 from sparkpin.serve.proxy import ProxyOrder, drop_sockets
 from sparkpin.serve.rules import RISKS
@@ -62,7 +62,7 @@ def start(
     gpus: bool = False,
     health: Health | None = None,
     drain: float | None = None,
-    where: NodesOptions | None = None,
+    where: ClusterOptions | None = None,
 ) -> Served:
     """Serve a release and return once it answers a real request. One that already runs is left alone; where only its
     address is to be another, or the key, its proxy is changed.
@@ -98,17 +98,17 @@ def start(
         if former_proxy is not None:
             launch.remove(former_proxy)
         server, former = recovered(engine, name)
-        together = (where or NodesOptions()).applied(nodes.kept(paths, release.recipe), release)
-        machines = connections.enter_context(nodes.connected(engine, together.urls)) if together else ()
-        server = linked.rejoined(connections, paths, release.recipe, server, machines)
+        together = (where or ClusterOptions()).applied(cluster.remembered(paths, release.recipe), release)
+        machines = connections.enter_context(cluster.connected(engine, together.urls)) if together else ()
+        server = linked.join_peers(connections, paths, release.recipe, server, machines)
         address = new_address(paths, engine, release, options, proxy)
         pem = read_tls(address.cert, address.tls_key) if address.cert else None
         runs = server if server is not None and is_running(server) else None
         checked = None
         if together:
             freed = linked.freed_by(paths, runs) if runs is not None else {}
-            checked = nodes.check(paths, machines, together, release, checkpoint, address.host, freed)
-            nodes.keep(paths, release.recipe, checked.nodes)  # now, for a start that nobody waits for goes on
+            checked = cluster.check(paths, machines, together, release, checkpoint, address.host, freed)
+            cluster.remember(paths, release.recipe, checked.cluster)  # now, for a start that nobody waits for goes on
         key = key_of(paths, release, address.host)  # may make one, which a command that is refused is not to leave
         same = runs is not None and goes_on(runs, release, checked)
         if not same and server is not None and former is not None:
@@ -158,7 +158,7 @@ def goes_on(server: Container, release: Release, checked: Checked | None) -> boo
     """Whether it is what is to be served."""
     if server.labels.get(RELEASE_LABEL) != release.tag:
         return False
-    if not (linked.whole(server) and linked.nodes_of(server) == (checked.nodes if checked else None)):
+    if not (linked.runs_everywhere(server) and linked.cluster_of(server) == (checked.cluster if checked else None)):
         say(f"{server.name} runs on other machines, or not on all of them")
         return False
     if server.labels.get(COMMAND_LABEL) != command_mark(release):

@@ -23,6 +23,10 @@ def carry(source: socket.socket, target: socket.socket) -> None:
             end.shutdown(socket.SHUT_RDWR)
 
 
+class Port(socketserver.ThreadingTCPServer):
+    daemon_threads, request_queue_size = True, 1024
+
+
 @contextlib.contextmanager
 def listening(path: Path) -> Iterator[int]:
     """The port. The folder is opened first: a socket's own path may have 107 bytes at most."""
@@ -40,10 +44,7 @@ def listening(path: Path) -> Iterator[int]:
     links = list[socket.socket]()
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
-        with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler, bind_and_activate=False) as port:
-            port.daemon_threads, port.request_queue_size = True, 1024
-            port.server_bind()
-            port.server_activate()
+        with Port(("127.0.0.1", 0), Handler) as port:
             threading.Thread(target=port.serve_forever, daemon=True).start()
             try:
                 yield int(port.server_address[1])

@@ -14,9 +14,9 @@ from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.releases.inside import PROMPT
 from sparkpin.serve import crash_facts, launch, linked, memory_limit, waiting
 from sparkpin.serve import proxy as proxies
+from sparkpin.serve.cluster import Checked
 from sparkpin.serve.launch import LaunchOrder
 from sparkpin.serve.memory_limit import Room
-from sparkpin.serve.nodes import Checked
 from sparkpin.serve.proxy import ProxyOrder
 from sparkpin.serve.served import FORMER, RELEASE_LABEL, Served, client_of, describe, is_running, keep_address
 from sparkpin.serve.waiting import Detached
@@ -145,7 +145,6 @@ def answer(server: Container, proxy: Container, key: str | None) -> None:
             f"{served.release} answers within its container, and not at {served.url}: {fault}",
             next_step=f"docker logs {proxy.name}; is there a firewall or a proxy between?",
         )
-    say(f"answers at {served.url} (model {served.model})")
 
 
 def fault_of(served: Served, key: str | None) -> str:

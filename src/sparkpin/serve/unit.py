@@ -1,4 +1,4 @@
-"""A systemd unit that serves a recipe's current release after a reboot. Pure.
+"""A systemd unit that serves a recipe's current release after a reboot (unit.service.j2).
 
 Docker's own policy "on-failure" starts a container at boot only where it had no time to end in good order (a power cut:
 exit code 255), and "always" has no limit; besides, `serve` looks after what the container is given (tag, checkpoint,
@@ -7,60 +7,51 @@ port) before it starts it. One that Docker has started already is left alone.
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-START_MINUTES = 30
+from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import show_file
+from sparkpin.serve import cluster
+
+TEMPLATE = Path(__file__).with_name("unit.service.j2")
 
 
 def name_of(recipe: str) -> str:
     return f"sparkpin-{recipe}.service"
 
 
-def quoted(text: str) -> str:
-    """As systemd.syntax(7) wants it: no specifier, no variable, one word."""
-    for old, new in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
-        text = text.replace(old, new)
-    return f'"{text}"'
+def word(text: object, *, variables: bool = True) -> str:
+    """As systemd.syntax(7) has it: no specifier, one word. variables: systemd would replace them there."""
+    found = str(text).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{found.replace("$", "$$") if variables else found}"'
 
 
 def unit_text(
-    *,
-    recipe: str,
-    invoke: Path,
-    project: Path,
-    env: Mapping[str, str],
-    arguments: tuple[str, ...],
-    system: bool,
-    nodes: Sequence[str] = (),
+    recipe: str, invoke: Path, project: Path, env: Mapping[str, str], machines: Sequence[str] = (), *, system: bool
 ) -> str:
     """system: for root's systemd, else for a user's own, which knows no units of the system to wait for.
 
-    nodes: URLs of other machines of the recipe, whose engines it waits for: they may take longer to start than this
+    machines: URLs of other machines of the recipe, whose engines it waits for: they may take longer to start than this
     one, and `serve` would use up its attempts."""
-    wait = "Wants=network-online.target\nAfter=network-online.target docker.service\nRequires=docker.service\n"
-    settings = "".join(f"Environment={quoted(f'{name}={value}').replace('$$', '$')}\n" for name, value in env.items())
-    until = "until docker -H {} version >/dev/null; do sleep 5; done"
-    ready = "".join(f"ExecStartPre=/bin/sh -c {quoted(until.format(shlex.quote(url)))}\n" for url in nodes)
-    serve = " ".join(["serve", "--recipe", recipe, *map(quoted, arguments)])
-    return (
-        f"[Unit]\nDescription=sparkpin serves {recipe}\n{wait if system else ''}"
-        "StartLimitIntervalSec=1h\nStartLimitBurst=3\n\n"
-        "[Service]\nType=oneshot\nRemainAfterExit=yes\n"
-        f"WorkingDirectory={str(project).replace('%', '%%')}\n{settings}{ready}"
-        f"ExecStart={quoted(str(invoke))} {serve}\n"
-        f"ExecStop={quoted(str(invoke))} stop --recipe {recipe}\n"
-        f"TimeoutStartSec={START_MINUTES}min\nTimeoutStopSec=2min\nRestart=on-failure\nRestartSec=30\n\n"
-        f"[Install]\nWantedBy={'multi-user' if system else 'default'}.target\n"
-    )
+    from jinja2 import Environment, StrictUndefined  # slow to import
+
+    jinja = Environment(undefined=StrictUndefined, trim_blocks=True)
+    jinja.filters |= {"word": word, "quote": shlex.quote}
+    values = {"recipe": recipe, "name": name_of(recipe), "invoke": invoke, "project": project, "env": env}
+    return jinja.from_string(TEMPLATE.read_text(encoding="utf-8")).render(values, machines=machines, system=system)
 
 
-def how_to_install(recipe: str, *, system: bool) -> list[str]:
-    name = name_of(recipe)
-    if system:
-        place, control, more = "/etc/systemd/system", "systemctl", []
-    else:
-        place, control = "~/.config/systemd/user", "systemctl --user"
-        more = ["loginctl enable-linger $USER  # so that it runs before you log in"]
-    return [f"invoke serve --unit --recipe {recipe} > {place}/{name}", f"{control} enable --now {name}", *more]
+def show_unit(paths: Paths, recipe: str) -> None:
+    """Its `serve` knows the last address."""
+    # `invoke` runs the tasks.py of the folder; that of another checkout need not fit this code.
+    program = "invoke" if Path(__file__).resolve().is_relative_to(paths.project) else "sparkpin"
+    env = {"SPARKPIN_HOME": str(paths.home), "SPARKPIN_CACHE": str(paths.cache)}  # systemd has no shell's XDG_DATA_HOME
+    env |= {"SPARKPIN_PROJECT": str(paths.project)} if program == "sparkpin" else {}  # named: it may be another user's
+    env |= {name: os.environ[name] for name in ("DOCKER_HOST",) if os.environ.get(name)}
+    its = cluster.remembered(paths, recipe)
+    others, invoke = its.urls[1:] if its else (), Path(sys.executable).parent / program
+    show_file(unit_text(recipe, invoke, paths.project, env, others, system=os.geteuid() == 0))

@@ -202,7 +202,7 @@ def test_both_machines_start_anew(copy: Checkout, host: OtherHost, first: Releas
     assert "detached" in interrupted(copy, *serve, said="started ")
     assert served(copy)["release"] == first.tag and len(ranks(host)) == 1, "as of one machine: it goes on starting"
     unit = copy.invoke("serve", "--unit", "--recipe", RECIPE)
-    assert f"at {host.url}: sudo systemctl enable docker" in unit.stderr
+    assert f"at {host.url}: sudo systemctl enable docker" in unit.stdout
     rows = [line.partition("=")[::2] for line in unit.stdout.splitlines()]
     env = copy.env | dict(shlex.split(value)[0].split("=", 1) for name, value in rows if name == "Environment")
     wait, start = (shlex.split(value) for name, value in rows if name in ("ExecStartPre", "ExecStart"))
@@ -226,7 +226,7 @@ def test_two_machines_serve_one_model(copy: Checkout, host: OtherHost, first: Re
     refused(copy, BusyError, f"port {STORE_PORT} is taken", "smoke", first.tag, "--nodes", host.url)
     (other,) = ranks(host)
     # A busy machine may not answer in the few seconds that `status` gives it.
-    until(lambda: [(node["where"], node["state"]) for node in served(copy)["nodes"]] == [(host.url, "running")], 120)
+    until(lambda: [(one["where"], one["state"]) for one in served(copy)["machines"]] == [(host.url, "running")], 120)
     settings = other.attrs["HostConfig"]
     assert (settings["NetworkMode"], settings["ReadonlyRootfs"], settings["CapDrop"]) == ("host", True, ["ALL"])
     assert other.attrs["Config"]["User"].startswith("10001") and not settings["Devices"]
@@ -284,7 +284,7 @@ def refused_while_it_answers(copy: Checkout, host: OtherHost, records: Releases,
 
 def containers(copy: Checkout, host: OtherHost) -> list[Container]:
     """Of each rank."""
-    label = {"label": [f"sparkpin.home={copy.home}", "sparkpin.nodes"]}
+    label = {"label": [f"sparkpin.home={copy.home}", "sparkpin.cluster"]}
     return [*Engine.connect().client.containers.list(filters=label), *ranks(host)]
 
 
@@ -323,7 +323,7 @@ def test_switch_and_back(copy: Checkout, host: OtherHost, records: Releases, ser
 def test_a_machine_that_is_away(copy: Checkout, host: OtherHost) -> None:
     allowed = (host.ssh.folder / "allowed").read_text()
     host.ssh.refuse()
-    assert [node["state"].partition(":")[0] for node in served(copy)["nodes"]] == ["away"]
+    assert [one["state"].partition(":")[0] for one in served(copy)["machines"]] == ["away"]
     assert host.url in copy.invoke("stop", "--recipe", RECIPE).stderr
     assert ranks(host) and copy.invoke("status").returncode != DownError.exit_code
     (host.ssh.folder / "allowed").write_text(allowed)

@@ -1,4 +1,4 @@
-"""The dashboard of docs/grafana.json: a real Prometheus scrapes a real vLLM through its front, and answers each panel.
+"""The dashboard of docs/grafana.json: a real Prometheus scrapes a real vLLM through its proxy, and answers each panel.
 
 The job is that of docs/serving.md.
 """

@@ -22,7 +22,7 @@ DOCKER = """#!/bin/sh
 echo "$*" >> /asked
 test ! -e /away
 """
-SERVED = ["serve", "--recipe", "r", "--tls-cert", "/a b/${HOME} 100%.pem", "home /h 100% in /project"]
+SERVED = ["serve", "--recipe", "r", "home /h 100% in /project"]
 
 
 @pytest.fixture
@@ -41,9 +41,8 @@ def root(tmp_path: Path) -> Path:
             invoke=Path("/opt/in voke"),
             project=Path("/project"),
             env={"SPARKPIN_HOME": "/h 100%"},
-            arguments=("--tls-cert", "/a b/${HOME} 100%.pem"),
             system=True,
-            nodes=("ssh://me@b",),
+            machines=("ssh://me@b",),
         )
     )
     (units / "multi-user.target.wants" / unit.name_of("r")).symlink_to(units / unit.name_of("r"))  # `enable`

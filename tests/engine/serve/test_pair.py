@@ -16,8 +16,8 @@ from sparkpin.core.errors import InputError
 from sparkpin.releases import inside
 from sparkpin.releases.record import Release
 from sparkpin.serve import crash_facts
+from sparkpin.serve.cluster import Machine
 from sparkpin.serve.linked import Linked
-from sparkpin.serve.nodes import Machine
 from sparkpin.smoke.evidence import evidence_folder, replaced
 from sparkpin.smoke.run import run_smoke
 

@@ -196,8 +196,8 @@ def test_the_half_that_is_down_is_named(site: FakeSite) -> None:
     server, front = (site.engine.client.containers.get(served.container + end) for end in ("", services.PROXY))
     front.kill()
     (now,) = [one for one in services.status(site.engine) if one.container == served.container]
-    assert not now.ready and status.words(now, server).startswith("the proxy is exited")
+    assert not now.ready and status.state_of(now, server).startswith("the proxy is exited")
     front.start()
     server.kill()
     server.reload()
-    assert status.words(services.describe(server, front), server).startswith("the server is ")
+    assert status.state_of(services.describe(server, front), server).startswith("the server ")

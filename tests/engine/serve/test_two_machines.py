@@ -18,8 +18,8 @@ from watched import signal_processes, until
 from sparkpin.core.errors import SmokeError
 from sparkpin.core.tags import tag_of
 from sparkpin.releases.record import Release
-from sparkpin.serve import launch, linked, nodes, service
-from sparkpin.serve.nodes import NodesOptions
+from sparkpin.serve import cluster, launch, linked, service
+from sparkpin.serve.cluster import ClusterOptions
 from sparkpin.serve.served import find
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ pytest_plugins = ["fake_release"]
 def host(site: FakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OtherHost]:
     """It has the release's image and checkpoint."""
     (site.checkpoint / "sparkpin.json").write_text(json.dumps({"files": {"config.json": {"size": 2}}}))
-    monkeypatch.setattr(nodes, "listeners", lambda port: [])  # another test may serve a pair, on another link
+    monkeypatch.setattr(cluster, "listeners", lambda port: [])  # another test may serve a pair, on another link
     (tmp_path / "other").mkdir()
     with other_host(tmp_path / "other") as host:
         monkeypatch.setenv("PATH", host.ssh.path)
@@ -55,7 +55,7 @@ def another(site: FakeSite, host: OtherHost, letter: str, **env: str) -> Release
 def test_a_pair_is_switched_brought_back_and_stopped_as_one(site: FakeSite, host: OtherHost) -> None:
     first, second, bad = (another(site, host, *one) for one in ("a", "b", "c"))
     bad = dataclasses.replace(bad, env=bad.env | {"FAKE_VLLM": "worker-exit"})
-    where = NodesOptions(host.url, host.own)
+    where = ClusterOptions(host.url, host.own)
 
     def others() -> list[str]:
         return [one.labels["sparkpin.release"] for one in host.engine.client.containers.list(all=True)]

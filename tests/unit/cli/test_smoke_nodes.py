@@ -20,11 +20,11 @@ from sparkpin.host.containers import Container
 from sparkpin.host.machine import Gpu
 from sparkpin.releases import container as running
 from sparkpin.releases import runs_here
-from sparkpin.serve import nodes
-from sparkpin.serve.nodes import Nodes, NodesOptions
+from sparkpin.serve import cluster
+from sparkpin.serve.cluster import Cluster, ClusterOptions
 from sparkpin.smoke import server
 
-KEPT = Nodes(("here", "ssh://b"), "10.0.0.0/24")
+KEPT = Cluster(("here", "ssh://b"), "10.0.0.0/24")
 PAIR = dataclasses.replace(release(1), stack="spark", argv=(*release(1).argv, "--nnodes", "2"))
 GB10 = Gpu("NVIDIA GB10", "12.1", "580.95")
 
@@ -38,25 +38,25 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
 
 
 def test_the_machines_of_a_smoke_test(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = NodesOptions("ssh://c")
-    assert smoke.machines_of(paths, PAIR, NodesOptions()) is None
-    assert smoke.machines_of(paths, PAIR, asked) == Nodes(("here", "ssh://c"))
+    asked = ClusterOptions("ssh://c")
+    assert smoke.cluster_of(paths, PAIR, ClusterOptions()) is None
+    assert smoke.cluster_of(paths, PAIR, asked) == Cluster(("here", "ssh://c"))
     with pytest.raises(InputError) as caught:
-        smoke.machines_of(paths, PAIR, NodesOptions(link="eth1"))
+        smoke.cluster_of(paths, PAIR, ClusterOptions(link="eth1"))
     assert f"invoke smoke {PAIR.tag} --nodes here,ssh://" in caught.value.next_step
-    nodes.keep(paths, PAIR.recipe, KEPT)
-    assert smoke.machines_of(paths, PAIR, NodesOptions()) == KEPT
-    assert smoke.machines_of(paths, dataclasses.replace(PAIR, argv=release(1).argv), NodesOptions()) is None
+    cluster.remember(paths, PAIR.recipe, KEPT)
+    assert smoke.cluster_of(paths, PAIR, ClusterOptions()) == KEPT
+    assert smoke.cluster_of(paths, dataclasses.replace(PAIR, argv=release(1).argv), ClusterOptions()) is None
     monkeypatch.setattr(runs_here, "read_gpus", lambda: (GB10, GB10))  # all of it fits here
-    assert smoke.machines_of(paths, PAIR, NodesOptions()) is None
-    assert smoke.machines_of(paths, PAIR, asked) == Nodes(("here", "ssh://c"))
+    assert smoke.cluster_of(paths, PAIR, ClusterOptions()) is None
+    assert smoke.cluster_of(paths, PAIR, asked) == Cluster(("here", "ssh://c"))
 
 
 def test_each_container_gets_what_its_machine_has(
     paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faces = [SimpleNamespace(address=f"10.0.0.{n}", name=f"eth{n}", rdma=(f"r{n}",)) for n in (1, 2)]
-    machines = [nodes.Machine(url, SimpleNamespace()) for url in KEPT.urls]  # type: ignore[arg-type]
+    machines = [cluster.Machine(url, SimpleNamespace()) for url in KEPT.urls]  # type: ignore[arg-type]
     checked: Any = SimpleNamespace(faces=faces, machines=machines, folders=(str(tmp_path), "/there"))
     places = [smoke.place_of(checked, rank, PAIR, tmp_path) for rank in range(2)]
     made: list[dict[str, Any]] = []

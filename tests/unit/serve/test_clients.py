@@ -125,7 +125,7 @@ def test_lines_for_a_shell(facts: ServerFacts) -> None:
     webui = sourced("open-webui", facts)
     assert (webui["OPENAI_API_BASE_URLS"], webui["OPENAI_API_KEYS"]) == (facts.url, key)
     claude = sourced("claude", facts, ANTHROPIC_API_KEY="of another")
-    assert "ANTHROPIC_API_KEY" not in claude, "the front refuses two keys of which one is wrong"
+    assert "ANTHROPIC_API_KEY" not in claude, "the proxy refuses two keys of which one is wrong"
     assert claude["ANTHROPIC_BASE_URL"] == facts.url.removesuffix("/v1") and claude["ANTHROPIC_AUTH_TOKEN"] == key
     models = {value for name, value in claude.items() if name.startswith("ANTHROPIC_") and name.endswith("MODEL")}
     assert models == {facts.model}, "it asks for no model that is not served"

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from heard import heard
+from places import PROJECT
 from request_trials import CHAT, CITY, COMPLETE, HELLO, TABLE, TRIALS, Trial, chat, nested, refused_before, schema, text
 from sparkpin_guard.rows import Row, refusal
 
+from sparkpin.cli.serve import GUARD, warn_unguarded
+from sparkpin.pins import manifests
 from sparkpin.smoke.scripts import WEATHER_TOOL
 
 PICTURE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 8_000_000}}]
@@ -26,6 +31,21 @@ HONEST = (
     text("no prompt", prompt=[], n=None, structured_outputs=None),
     chat("a tool of a tool", messages=[*HELLO, {"role": "assistant", "text": "/generative_scoring"}]),
 )
+
+
+@pytest.mark.parametrize(
+    ("flags", "warnings"),
+    [([], 1), (["--middleware", "mine.Own"], 1), (["--middleware=sparkpin_guard.Guard"], 0)],
+)
+def test_a_release_without_it_is_served_with_a_warning(flags: list[str], warnings: int) -> None:
+    lines, release = heard(), SimpleNamespace(tag="sparkpin/r:base-1", argv=("vllm", "serve", "/model", *flags))
+    warn_unguarded(release)  # type: ignore[arg-type]
+    assert len(lines) == warnings
+
+
+@pytest.mark.parametrize("stack", [file.stem for file in (PROJECT / "pins/stacks").glob("*.yaml")])
+def test_a_stack_of_ours_has_its_flag(stack: str) -> None:
+    assert manifests.load_stack(PROJECT, stack).serve.flags["--middleware"] == GUARD
 
 
 @pytest.mark.parametrize("trial", HONEST, ids=lambda trial: trial.name)

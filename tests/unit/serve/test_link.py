@@ -56,26 +56,18 @@ def test_a_link_by_interface_or_network(wanted: str) -> None:
     require_same_gpus([HERE, THERE])
 
 
-def test_a_link_that_nobody_named() -> None:
-    only = [replace(HERE, interfaces=(CABLE, ETH)), replace(THERE, interfaces=THERE.interfaces[:2])]
-    assert choose(only, "")[0] == CABLE
-    with pytest.raises(InputError, match="got 2 networks"):
-        choose([HERE, THERE], "")  # the twin's network, too
-    with pytest.raises(InputError, match=r"got 0 networks.*eth0, 192.0.2.0/24"):
-        choose([replace(one, interfaces=one.interfaces[1:]) for one in only], "")
-
-
 def test_a_link_that_is_not_there() -> None:
-    with pytest.raises(InputError, match=r"--link: got 'eth7'.*eth0, 192.0.2.0/24"):
-        choose([HERE, THERE], "eth7")
-    with pytest.raises(InputError, match=r"ssh://b: expected one interface in 10.0.2.0/24"):
+    for nowhere in ("", "eth7", "10.0.9.0/24"):
+        with pytest.raises(InputError):
+            choose([HERE, THERE], nowhere)
+    with pytest.raises(InputError, match="ssh://b: "):
         choose([HERE, THERE], "enp1s0f1np1")
     down = replace(THERE, interfaces=(replace(THERE.interfaces[0], up=False),))
-    with pytest.raises(InputError, match=r"ssh://b: .*10.0.0.0/24.*there: none"):
+    with pytest.raises(InputError, match="ssh://b: "):
         choose([HERE, down], CABLE.name)
-    with pytest.raises(InputError, match=r"ssh://b: .*address of its own"):
+    with pytest.raises(InputError, match="ssh://b: "):
         choose([HERE, replace(THERE, interfaces=(CABLE,))], CABLE.name)
-    with pytest.raises(InputError, match="expected one interface"):
+    with pytest.raises(InputError, match="ssh://b: "):
         choose([HERE, replace(THERE, interfaces=(*THERE.interfaces, moved(CABLE, name="enp8")))], CABLE.name)
 
 

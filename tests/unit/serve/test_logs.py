@@ -29,21 +29,20 @@ class Service:
 
     def __init__(self, name: str, *streams: list[str], size: int = 7, ends: str = "exited") -> None:
         self.id, self.streams, self.size, self.ends = name, list(streams), size, ends
-        self.said, self.asked = list[str](), list[tuple[object, object]]()
+        self.written = list[str]()
         self.attrs = {"State": {"Status": ends, "ExitCode": 0}, "Created": name}
 
     @property
     def status(self) -> str:
         return "running" if self.streams else self.ends
 
-    def logs(self, **options: Any) -> Any:
-        if not options.get("stream"):
-            return "".join(self.said[-1:]).encode()
-        self.asked.append((options["tail"], options["since"]))
-        before = [line for line in self.said if options["since"]]  # Docker gives those of the second once more
+    def logs(self, *, stream: bool = False, tail: int = 0, since: float | None = None, **_: object) -> Any:
+        if not stream:
+            return "".join(self.written[-tail:]).encode()
+        before = [line for line in self.written if since]  # Docker gives those of the second once more
         new = self.streams.pop(0)
-        self.said += [f"2026-01-01T00:00:00.{len(self.said) + n:09d}Z {line}" for n, line in enumerate(new)]
-        return self.chunks("".join(before + self.said[len(self.said) - len(new) :]).encode())
+        self.written += [f"2026-01-01T00:00:00.{len(self.written) + n:09d}Z {line}" for n, line in enumerate(new)]
+        return self.chunks("".join(before + self.written[len(self.written) - len(new) :]).encode())
 
     def chunks(self, log: bytes) -> Iterator[bytes]:
         yield from (log[at : at + self.size] for at in range(0, len(log), self.size))
@@ -57,34 +56,50 @@ LINES = ["one\n", 'INFO:      - "GET /metrics HTTP/1.1" 200 OK\n', "two \xe7\n",
 @pytest.mark.parametrize("size", [1, 7, 60, 10_000])
 def test_a_followed_log_is_filtered_by_lines_and_not_by_chunks(size: int, capsys: pytest.CaptureFixture[str]) -> None:
     one: Any = Service("a", LINES, size=size)
-    logs.follow_log(lambda: one, 9, "a | ")
+    logs.follow_log(lambda: one, {}, "a | ")
     assert capsys.readouterr().out == "a | one\na | two \xe7\na | three"
-    assert one.asked == [(9, None)]
 
 
 @pytest.mark.parametrize("ends", ["exited", "broken"])
 def test_it_goes_on_where_the_container_is_started_again(ends: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also where Docker's answer breaks off. No line comes twice."""
+    """Also where Docker's answer breaks off. No line comes twice, nor any that was read before."""
     one: Any = Service("a", ["one\n", "two\n"], ["three\n"], ends=ends)
-    logs.follow_log(lambda: one, 1, "")
+    one.written = ["2025-01-01T00:00:00.000000000Z zero\n"]
+    lines, moment = logs.last_lines(one, 0)
+    assert lines == []
+    logs.follow_log(lambda: one, {"a": moment}, "")
     assert capsys.readouterr().out == "one\ntwo\nthree\n"
-    assert [tail for tail, _ in one.asked] == [1, "all"] and one.asked[1][1]
 
 
 def test_it_goes_on_in_the_container_that_takes_the_place(capsys: pytest.CaptureFixture[str]) -> None:
     """All of that, which began before the other ended."""
     old: Any = Service("a", ["old\n"] * 3)
     new: Any = Service("b", ["new\n"])
-    logs.follow_log(lambda: old if old.streams else new, 100, "")
-    assert capsys.readouterr().out == "old\nold\nold\nnew\n" and new.asked == [("all", None)]
+    logs.follow_log(lambda: old if old.streams else new, {}, "")
+    assert capsys.readouterr().out == "old\nold\nold\nnew\n"
 
 
 def test_it_ends_once_nothing_comes_after(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "GONE_SECONDS", 3600.0)
     down: Any = Service("a", ["x\n", f"sparkpin: {STAYS_DOWN}\n"])
-    assert "stays down" in logs.follow_log(lambda: down, 1, "")
+    assert "stays down" in logs.follow_log(lambda: down, {}, "")
     removed: Any = Service("b", ["x\n"])
-    assert "removed" in logs.follow_log(lambda: removed if removed.streams else None, 1, "")
+    assert "removed" in logs.follow_log(lambda: removed if removed.streams else None, {}, "")
+
+
+IDLE = [
+    'INFO:      - "POST /v1/completions HTTP/1.1" 200 OK\n',
+    "(APIServer pid=7) INFO 11-29 10:11:18 [loggers.py:335] Engine 000: Avg prompt throughput: 3.2 tokens/s, Avg "
+    "generation throughput: 0.1 tokens/s, Running: 0 reqs, Waiting: 0 reqs, CPU KV cache usage: 0.0%\n",
+]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_the_last_lines_are_those_for_people(count: int) -> None:
+    """However long nobody has asked anything."""
+    one: Any = Service("a", ["one\n", "two\n", *IDLE * 1000])
+    list(one.logs(stream=True))
+    assert logs.last_lines(one, count)[0] == [b"one\n", b"two\n"][max(2 - count, 0) :]
 
 
 def test_a_kept_log_stands_for_no_server_that_runs(
@@ -96,7 +111,7 @@ def test_a_kept_log_stands_for_no_server_that_runs(
     kept.parent.mkdir(parents=True)
     kept.write_text("why\n")
     for module in (logs, status):
-        monkeypatch.setattr(module, "own_services", lambda *_: run)
+        monkeypatch.setattr(module, "services_of_home", lambda *_: run)
     engine: Any = None
     logs.logs(paths, engine, None, lines=9, follow=False)
     assert capsys.readouterr().out == "why\n"

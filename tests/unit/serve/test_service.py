@@ -52,9 +52,8 @@ def test_systemd_takes_the_unit(tmp_path: Path, system: bool) -> None:
         invoke=program,
         project=tmp_path,
         env={"SPARKPIN_HOME": "/a b/100%"},
-        arguments=("--port", "8001"),
         system=system,
-        nodes=("ssh://b:1",),
+        machines=("ssh://b:1",),
     )
     assert ("Requires=docker.service" in text) == system
     assert 'Environment="SPARKPIN_HOME=/a b/100%%"' in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 import subprocess
@@ -14,10 +15,12 @@ import pytest
 from certificates import certificate
 from evidence_samples import PROJECT
 
-from sparkpin.core.errors import EngineError, InputError
+from sparkpin.cli import serve as task
+from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
-from sparkpin.serve import keys, status
-from sparkpin.serve.address import Address, AddressOptions
+from sparkpin.serve import asking, cluster, keys, status, unit
+from sparkpin.serve.address import Address
+from sparkpin.serve.cluster import Cluster
 from sparkpin.serve.rules import Limits
 from sparkpin.serve.served import Served, address_path, keep_address, kept_address
 
@@ -29,17 +32,37 @@ def test_a_server_that_another_run_has_just_replaced_starts() -> None:
         raise docker.errors.NotFound("No such container")
 
     served = Served("h", "r", "sparkpin/r:v2-1", "c", "127.0.0.1", 8000, "m", "running", False)
-    container: Any = SimpleNamespace(logs=gone)
-    assert status.words(served, container).startswith(status.STARTS)
+    container: Any = SimpleNamespace(logs=gone, attrs={"State": {"Status": "running"}})
+    assert status.state_of(served, container).startswith(status.STARTS)
+
+
+STATISTICS = """(APIServer pid=7) INFO 11-29 10:06:55 [loggers.py:1] Avg prompt throughput: 9.9 tokens/s, Running: {}
+(APIServer pid=7) INFO 11-29 10:06:55 [metrics.py:1] SpecDecoding metrics: Accepted: 9, Avg Draft acceptance rate: {}
+"""
+LOAD = "Avg prompt throughput: 9.9 tokens/s, Running: 2"
+
+
+@pytest.mark.parametrize(
+    ("log", "load"),
+    [
+        ("INFO:     Application startup complete.\n", ""),
+        (STATISTICS.format(1, 50) + STATISTICS.format(2, 60), f"{LOAD}, Avg Draft acceptance rate: 60"),
+        (STATISTICS.format(1, 50) + STATISTICS.format(2, 60).partition("\n")[0], LOAD),
+    ],
+)
+def test_the_load_is_what_vllm_wrote_last(log: str, load: str) -> None:
+    container: Any = SimpleNamespace(logs=lambda **_: log.encode())
+    assert status.load_of(container) == load
 
 
 def test_lines_for_a_shell_are_quoted(tmp_path: Path) -> None:
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "ho me")
     served = Served(str(paths.home), "r", "sparkpin/r:v2-1", "c", "0.0.0.0", 8000, "a 'b", "running", True, key="x")
-    words = shlex.split(status.curl_line(paths, served, ""))
-    assert json.loads(words[words.index("-d") + 1])["model"] == "a 'b"
-    assert f"$(cat '{paths.home}/keys/r')" in status.curl_line(paths, served, "")
-    assert "--cacert" in status.curl_line(paths, served, certificate(tmp_path / "own")[0])
+    words = shlex.split(asking.curl_line(paths, served))
+    assert json.loads(words[words.index("-d") + 1])["model"] == "a 'b" and "--cacert" not in words
+    assert f"$(cat '{paths.home}/keys/r')" in asking.curl_line(paths, served)
+    signed = dataclasses.replace(served, cert=certificate(tmp_path / "own")[0])
+    assert "--cacert" in shlex.split(asking.curl_line(paths, signed))
 
 
 def test_a_shell_takes_the_lines_of_env_as_they_are_meant(
@@ -49,14 +72,14 @@ def test_a_shell_takes_the_lines_of_env_as_they_are_meant(
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
     name = "a '$(touch /tmp/no) b"
     served = Served(str(paths.home), "r", "sparkpin/r:v2-1", "c", "0.0.0.0", 8000, name, "running", True, key="x")
-    for what, value in (("service_of", None), ("proxy_of", None), ("address_of", None), ("describe", served)):
-        monkeypatch.setattr(status, what, lambda *_, value=value: value)
-    with pytest.raises(InputError, match="is not there"):
-        status.show_env(paths, None, None)  # type: ignore[arg-type]
+    for what, value in (("service_of", None), ("proxy_of", None), ("describe", served)):
+        monkeypatch.setattr(asking, what, lambda *_, value=value: value)
+    with pytest.raises(InputError):
+        asking.show_env(paths, None, None)  # type: ignore[arg-type]
     path = keys.path_of(paths, "r")
     path.parent.mkdir(parents=True)
     path.write_text("k-e;y\n")
-    status.show_env(paths, None, None)  # type: ignore[arg-type]
+    asking.show_env(paths, None, None)  # type: ignore[arg-type]
     script = f'{capsys.readouterr().out}\nprintf \'%s\\n\' "$OPENAI_BASE_URL" "$OPENAI_API_KEY" "$OPENAI_MODEL"'
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["http://127.0.0.1:8000/v1", "k-e;y", name]
@@ -73,19 +96,22 @@ def test_an_address_of_another_version_is_not_kept(tmp_path: Path) -> None:
             kept_address(paths, "r")
 
 
-def test_the_unit_of_another_folder_s_project_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """No engine is needed for it."""
-
-    def gone() -> None:
-        raise EngineError("no engine")
-
-    monkeypatch.setattr(status.Engine, "connect", gone)
+def test_the_unit_of_another_folder_s_project_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for project, named in ((PROJECT, False), (tmp_path / "project", True)):
         paths = Paths(project, tmp_path / "cache", tmp_path / "home")
-        keep_address(paths, "r", Address(port=8123))
-        status.show_unit(paths, "r", AddressOptions())
+        cluster.remember(paths, "r", Cluster(("here", "ssh://b")))
+        unit.show_unit(paths, "r")
         text = capsys.readouterr().out
-        assert '"--port" "8123"' in text, "as `stop` left it"
+        assert "\nExecStartPre=" in text and "docker -H ssh://b" in text
         assert (f'SPARKPIN_PROJECT={project}"' in text) == named == ('/bin/sparkpin" serve' in text)
+
+
+@pytest.mark.parametrize("more", [{"port": 8001}, {"tag": "base-1"}, {"nodes": "here,ssh://b"}, {"drain": 0}])
+def test_a_unit_is_of_what_is_current_as_it_was_served_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(task, "current_of", lambda *_: SimpleNamespace(recipe="r"))
+    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    task.serve(paths, unit=True)
+    with pytest.raises(InputError):
+        task.serve(paths, unit=True, **more)

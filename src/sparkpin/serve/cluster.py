@@ -1,6 +1,6 @@
 """One model over several machines: which they are, their engines, and what each must have before anything starts.
 
-Rank 0 is this machine: its container has the API's socket, which the front here hands out with port and key. The others
+Rank 0 is this machine: its container has the API's socket, which the proxy here hands out with port and key. The others
 have Docker and an ssh server, nothing of ours: what has to run there runs in a short container of the release's image.
 """
 
@@ -32,14 +32,14 @@ from sparkpin.serve.link import HostFacts, Interface
 from sparkpin.serve.ports import listeners
 
 HERE = "here"
-NODES_FILE = ".nodes.json"
+CLUSTER_FILE = ".cluster.json"
 LOOK_MEMORY = 1 << 29
 LOOK_SECONDS = 90
 SHORT_SECONDS = 8  # for a machine that may be away
 
 
 @dataclass(frozen=True)
-class Nodes:
+class Cluster:
     """The machines of a recipe, rank 0 first, and the network between them. urls: "here", then ssh://user@host;
     link: a network, "" where none was chosen yet; shared: it is taken though others are on it."""
 
@@ -52,30 +52,30 @@ class Nodes:
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
-    def read(cls, text: str) -> Nodes:
+    def read(cls, text: str) -> Cluster:
         return TypeAdapter(cls).validate_json(text)
 
 
 @dataclass(frozen=True)
-class NodesOptions:
+class ClusterOptions:
     """The options of `serve`; None: as it was."""
 
     nodes: str | None = None
     link: str | None = None
     shared: bool = False
 
-    def applied(self, known: Nodes | None, release: Release, command: str = "") -> Nodes | None:
+    def applied(self, known: Cluster | None, release: Release, command: str = "") -> Cluster | None:
         """The machines to serve a release on; None for one that is for this machine alone. InputError where their
         number is another than the release's. command: to type again, with --nodes."""
         count = nodes_of(release.argv)
         if count == 1:
-            if self != NodesOptions():
+            if self != ClusterOptions():
                 raise InputError(
                     f"{release.tag} is for one machine; --nodes, --link and --shared-link are for several",
                     next_step="leave them out, or a recipe with `nodes: 2` (docs/nodes.md)",
                 )
             return None
-        before = known or Nodes(())
+        before = known or Cluster(())
         urls = before.urls if self.nodes is None else urls_of(self.nodes)
         if len(urls) != count:
             raise InputError(
@@ -83,12 +83,12 @@ class NodesOptions:
                 next_step=f"{command or f'invoke serve --recipe {release.recipe}'} --nodes {example(count)}",
             )
         if urls != before.urls:  # what was said of other machines is not known of these
-            before = Nodes(urls)
-        return Nodes(urls, self.link or before.link, self.shared or (before.shared and not self.link))
+            before = Cluster(urls)
+        return Cluster(urls, self.link or before.link, self.shared or (before.shared and not self.link))
 
 
 def urls_of(text: str) -> tuple[str, ...]:
-    """This machine first, whether it is named or not: its front has the port, and the API's socket is rank 0's."""
+    """This machine first, whether it is named or not: its proxy has the port, and the API's socket is rank 0's."""
     words = [word.strip().rstrip("/") for word in text.split(",") if word.strip()]
     others = tuple(word for word in words if word != HERE)
     for word in others:
@@ -101,30 +101,30 @@ def urls_of(text: str) -> tuple[str, ...]:
 
 
 def path_of(paths: Paths, recipe: str) -> Path:
-    return paths.home / "serve" / f"{recipe}{NODES_FILE}"
+    return paths.home / "serve" / f"{recipe}{CLUSTER_FILE}"
 
 
-def kept(paths: Paths, recipe: str) -> Nodes | None:
+def remembered(paths: Paths, recipe: str) -> Cluster | None:
     """The machines that the recipe was last served on. InputError for a file that is damaged."""
     path = path_of(paths, recipe)
     try:
-        return Nodes.read(path.read_text(encoding="utf-8")) if path.is_file() else None
+        return Cluster.read(path.read_text(encoding="utf-8")) if path.is_file() else None
     except ValueError as error:
         raise InputError(f"{path}: {error}", next_step=f"rm {path}, then invoke serve --nodes ...") from None
 
 
-def urls_kept(paths: Paths, recipe: str | None) -> list[str]:
+def remembered_urls(paths: Paths, recipe: str | None) -> list[str]:
     """Of the machines that a recipe was last served on, or any was."""
-    files = (paths.home / "serve").glob(f"{recipe or '*'}{NODES_FILE}")
-    found = [kept(paths, path.name.removesuffix(NODES_FILE)) for path in files]
+    files = (paths.home / "serve").glob(f"{recipe or '*'}{CLUSTER_FILE}")
+    found = [remembered(paths, path.name.removesuffix(CLUSTER_FILE)) for path in files]
     return sorted({url for its in found if its for url in its.urls})
 
 
-def keep(paths: Paths, recipe: str, nodes: Nodes) -> None:
+def remember(paths: Paths, recipe: str, cluster: Cluster) -> None:
     path = path_of(paths, recipe)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path, mode=0o600) as file:
-        file.write(f"{nodes.text}\n".encode())
+        file.write(f"{cluster.text}\n".encode())
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class Checked:
     """Machines that can serve a release together. faces: of the link between them; limits: bytes of memory on each;
     folders: of the checkpoint on each."""
 
-    nodes: Nodes
+    cluster: Cluster
     machines: tuple[Machine, ...]
     faces: tuple[Interface, ...]
     limits: tuple[int, ...]
@@ -221,7 +221,7 @@ class Checked:
 def check(
     paths: Paths,
     machines: tuple[Machine, ...],
-    nodes: Nodes,
+    cluster: Cluster,
     release: Release,
     checkpoint: Path,
     api: str,
@@ -229,7 +229,7 @@ def check(
 ) -> Checked:
     """All that can be known before anything starts. An error that names the machine that lacks something.
 
-    api: the address that the front listens on; freed: bytes that a server of the recipe gives back before, by URL.
+    api: the address that the proxy listens on; freed: bytes that a server of the recipe gives back before, by URL.
     """
     from sparkpin.releases.runs_here import uses_gpu  # slow to import, both
     from sparkpin.serve import memory_limit
@@ -243,11 +243,11 @@ def check(
                 f"expected {facts[0].record} as here",
                 next_step=f"invoke export {release.tag} {one.where} --with-checkpoint",
             )
-    faces = links.choose(facts, nodes.link)
+    faces = links.choose(facts, cluster.link)
     network = faces[0].place.network
     if uses_gpu(paths, release):
         links.require_same_gpus(facts)
-    links.require_own(facts, network, api, shared=nodes.shared)
+    links.require_own(facts, network, api, shared=cluster.shared)
     say(f"link {links.listed(faces)}; RDMA by {', '.join(faces[0].rdma) or 'no device: TCP'}")
     limits = []
     for machine, one in zip(machines, facts, strict=True):
@@ -259,4 +259,4 @@ def check(
             f"here: port {STORE_PORT} is taken: a machine serves one such model at a time",
             next_step="invoke stop of the other one, or of its smoke test; ss -ltnp says who has it",
         )
-    return Checked(replace(nodes, link=str(network)), machines, faces, tuple(limits), tuple(folders))
+    return Checked(replace(cluster, link=str(network)), machines, faces, tuple(limits), tuple(folders))
