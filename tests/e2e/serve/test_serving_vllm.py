@@ -121,7 +121,10 @@ class Streams:
         with httpx.Client(trust_env=False, timeout=900) as client:
             while not self.done.is_set():
                 began = time.monotonic()
-                self.asked.append((began, self.lost(client)))
+                lost = self.lost(client)
+                self.asked.append((began, lost))
+                if lost:
+                    time.sleep(0.1)  # as a client does: at once again, they would pass the proxy's limit for ever
 
     def lost(self, client: httpx.Client) -> str:
         more = {"stream": True, "max_tokens": 100, "ignore_eos": True}
