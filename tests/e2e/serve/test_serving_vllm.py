@@ -23,6 +23,7 @@ from sparkpin.serve import served as services
 from sparkpin.serve import service
 from sparkpin.serve.address import AddressOptions
 from sparkpin.serve.launch import Health
+from sparkpin.serve.rules import FOLDER
 
 RECIPE = "watched"
 pytestmark = pytest.mark.slow
@@ -182,22 +183,26 @@ def test_a_flag_that_vllm_does_not_know_leaves_the_former_one(
     assert httpx.post(f"{served.url}/chat/completions", json=body(), trust_env=False, timeout=300).status_code == 200
 
 
-def test_a_switch_loses_no_request(paths: Paths, first: Release, second: Release, served: services.Served) -> None:
-    """There and back."""
+def test_a_switch_a_rollback_and_an_upgrade_lose_no_request(
+    copy: Checkout, paths: Paths, first: Release, second: Release, served: services.Served
+) -> None:
+    """There, back, and back again by `rollback`; then by a sparkpin whose proxy has other settings. 200 requests."""
     with Streams(served.url) as streams:
         for release in (first, second):
             service.start(paths, Engine.connect(), release, checkpoint_of(paths, release), health=HEALTH)
             streams.await_answers()
-    assert streams.losses == []
-
-
-def test_a_rollback_loses_no_request(copy: Checkout, paths: Paths, first: Release, served: services.Served) -> None:
-    with Streams(served.url) as streams:
-        said = copy.invoke("rollback", "--recipe", RECIPE, "--serve")
+        back = copy.invoke("rollback", "--recipe", RECIPE, "--serve")
         streams.await_answers()
-    assert said.returncode == 0, said.stderr
-    assert f"{first.tag} answers at {served.url}" in said.stdout
+        copy.replace("src/sparkpin/serve/proxy.cfg.j2", "nbthread 1", "nbthread 2")
+        copy.replace("src/sparkpin/serve/hold.lua", "core.msleep(250)", "core.msleep(200)")
+        upgraded = copy.invoke("serve", "--recipe", RECIPE)
+        streams.await_answers()
+        until(lambda: len(streams.asked) >= 200, 900)
+    assert (back.returncode, upgraded.returncode) == (0, 0), back.stderr + upgraded.stderr
+    assert f"{first.tag} answers at {served.url}" in back.stdout
     assert streams.losses == []
+    proxy = Engine.connect().client.containers.get(served.container + services.PROXY)
+    assert b"nbthread 2" in (services.read_file(proxy, f"{FOLDER}/haproxy.cfg") or b"")
     assert Releases(paths).current_tag(RECIPE) == first.tag
     table = copy.done("status")
     assert first.name in table and "answers" in table
