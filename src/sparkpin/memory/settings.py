@@ -103,7 +103,7 @@ def read_settings(
     """
     flags.refuse(pipeline_parallel_size="1", decode_context_parallel_size="1", data_parallel_size="1")
     flags.refuse(kv_offloading_size="0", cpu_offload_gb="0", offload_group_size="0", kv_transfer_config="{}")
-    flags.refuse(kv_cache_dtype_skip_layers="")
+    flags.refuse(kv_cache_dtype_skip_layers="", num_gpu_blocks_override="", mamba_cache_dtype="auto")
     cuda, dtype = platform == "cuda", choice(flags, "--dtype", geometry.dtype, DTYPE_BYTES)
     # Without the flag: the config's (model_executor/models/config.py), else that of the convolution
     # (layers/mamba/mamba_utils.py), but on a CPU with AVX512-BF16 float32 (platforms/cpu.py).

@@ -296,9 +296,9 @@ def of_weights(served: PlannedServer) -> Iterator[RecipeFinding]:
     """Of a model that is too large, by what is known of its weights, else by its name."""
     if not served.stack.gpu:
         return
-    by_name, (size, source) = weights_by_name(served), weights_here(served.project, served.model)
-    if not size or (by_name and served.value("--quantization")):  # which may make less of them as they are loaded
-        size, source = by_name, "its name"
+    size, source = weights_here(served.project, served.model)
+    if not size or served.value("--quantization") in FACTS["quantised_while_loading"]:  # to fewer bytes than are known
+        size, source = weights_by_name(served), "its name"
     if size > SPARK_TOTAL * (machines := nodes_of(served.argv)):
         text = f"{served.model}: its weights are about {size / 1e9:.0f} GB (by {source})"
         text += f", and {count(machines, 'machine')} of 128 GB cannot hold them"

@@ -16,7 +16,7 @@ core.register_action("wait_for_server", {"http-req"}, function(txn, seconds, gat
       txn:set_var("txn.listens", true)
       return
     end
-    if found == "down" or core.now().sec >= last or not txn.req:may_recv() then return end
+    if found == "down" or core.now().sec >= last then return end
     core.msleep(250)
   end
 end, 3)

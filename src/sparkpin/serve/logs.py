@@ -110,13 +110,16 @@ def stamped(line: bytes) -> tuple[str, bytes]:
 
 def successor(find: Callable[[], Container | None]) -> tuple[Container | None, str]:
     """What goes on where a container's log has ended, the same or another; and why where nothing does."""
-    until, why = time.monotonic() + GONE_SECONDS, "no Docker engine answers"
+    until, why, is_gone = time.monotonic() + GONE_SECONDS, "no Docker engine answers", False
     while time.monotonic() < until:
         time.sleep(LOOK_SECONDS)
         with contextlib.suppress(SparkpinError):
             now = find()
             if now is None:
-                return None, "the server was removed"
+                if is_gone:  # once: in a switch there is none for a moment
+                    return None, "the server was removed"
+                is_gone = True
+                continue
             if is_running(now):
                 return now, ""
             why = crash_facts.how_ended(now) or f"the server is {now.status}"

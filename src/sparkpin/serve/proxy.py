@@ -179,6 +179,7 @@ def restore(engine: Engine, order: ProxyOrder, old: Container | None) -> None:
         with engine_errors():
             if old.name != order.name + PROXY:
                 launch.rename(old, order.name + PROXY)
+            launch.end(old)  # it may be ending still
             old.start()
 
 

@@ -40,6 +40,7 @@ from sparkpin.serve.served import (
     client_of,
     find,
     is_running,
+    keep_address,
     kept_address,
     name_of,
     parts,
@@ -111,9 +112,9 @@ def start(
             cluster.remember(paths, release.recipe, checked.cluster)  # now, for a start that nobody waits for goes on
         key = key_of(paths, release, address.host)  # may make one, which a command that is refused is not to leave
         same = runs is not None and goes_on(runs, release, checked)
+        space = None if same else memory_limit.room_for(paths, engine, release, checkpoint)
         if not same and server is not None and former is not None:
             server, former = one_of(name, server, former), None
-        space = None if same else memory_limit.room_for(paths, engine, release, checkpoint)
         if space and space.why:
             say(f"no memory plan ({space.why}): its limit is an estimate")
         return Switch(
@@ -203,8 +204,8 @@ def key_of(paths: Paths, release: Release, host: str) -> str | None:
 
 
 def command_mark(release: Release) -> str:
-    """Tells one command, environment and image from another."""
-    text = json.dumps([release.image, list(release.argv), release.env], sort_keys=True)
+    """Tells one command, environment and image from another, and where a server listens from where others did."""
+    text = json.dumps([release.image, list(release.argv), release.env, launch.SOCKET_PATH], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -248,7 +249,10 @@ def stop(paths: Paths, engine: Engine, recipe: str | None) -> tuple[str, ...]:
             )
         chosen.sort(key=lambda container: PROXY_LABEL not in container.labels)  # nothing new comes in then
         for container in chosen:
-            if PROXY_LABEL not in container.labels:
+            if PROXY_LABEL in container.labels:
+                if address := address_of(container):
+                    keep_address(paths, container.labels[LABEL], address)
+            else:
                 label = linked.RECIPE_LABEL
                 peers = [(m, one) for m, one in others if one.labels.get(label) == container.labels[LABEL]]
                 others = [pair for pair in others if pair not in peers]

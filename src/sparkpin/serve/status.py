@@ -97,7 +97,7 @@ def show_more(paths: Paths, one: Service) -> None:
 def load_of(container: Container) -> str:
     """vLLM's own figures of the last 10 s; "" where it has written none yet."""
     with engine_errors():
-        log = bytes(container.logs(tail=LOAD_LINES)).decode(errors="replace")
+        log = last_life(bytes(container.logs(tail=LOAD_LINES))).decode(errors="replace")
     _, begin, rest = log.rpartition("Avg prompt throughput: ")
     return ", ".join(re.findall(r"Avg (?:prompt|Draft) .*", begin + rest))
 

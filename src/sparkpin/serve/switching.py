@@ -56,6 +56,8 @@ class Switch:
                         new = linked.create(
                             self.engine, self.order.name, self.wanted, self.checked, volume=self.order.name
                         )
+                    if self.room:
+                        memory_limit.make_room(self.room, release, gpus=self.wanted.gpus)
                     with engine_errors():
                         new.start()
                     say(f"started {new.name} from {release.tag}")
@@ -86,19 +88,21 @@ class Switch:
                 say(f"stopping {title(self.old)}, which {self.wanted.release.tag} replaces")
                 if not waiting.wait_quiet(lambda: proxies.requests_under_way(proxy), self.drain):
                     proxies.break_off(proxy)
-                with engine_errors():
-                    self.old.stop(timeout=STOP_SECONDS)
+                try:
+                    with engine_errors():
+                        self.old.stop(timeout=STOP_SECONDS)
+                except BaseException:
+                    launch.end(self.old)  # it was asked to end: `go_back` must not take it for one that runs
+                    raise
             launch.rename(self.old, self.order.name + FORMER)
-        if self.room:
-            memory_limit.make_room(self.room, self.wanted.release, gpus=self.wanted.gpus)
 
     def await_ready(self, server: Container) -> bool:
         """Until it answers a request from within. False where nobody waits for it."""
         release, fresh = self.wanted.release, self.running is None
-        if not fresh and launch.asks(server):
-            return True
         folder = crash_facts.folder_of(self.paths, release.recipe, release.name)
         try:
+            if not fresh and launch.asks(server):
+                return True
             seconds = waiting.until_ready(server, release, self.wanted.timeout, folder, fresh=fresh)
         except KeyboardInterrupt:
             return False

@@ -224,6 +224,12 @@ def test_weights_that_are_known_count_and_not_the_name(
     read = recipe.load(Path(written(tmp_path, V2 | {"model": model})))
     lines = [*map(str, check.foreign_findings(project, read, manifests.load_stack(project, "spark")))]
     assert ([line for line in lines if "weights" in line] == []) is (fits or source == "no index")
+    for method, counts in (("fp8", False), ("modelopt_fp4", True)):
+        read = recipe.load(Path(written(tmp_path, V2 | {"model": model, "command": f"{V2['command']} -q {method}"})))
+        lines = [*map(str, check.foreign_findings(project, read, manifests.load_stack(project, "spark")))]
+        by_name = "397B" in model and not counts
+        is_heavy = by_name or (counts and not fits and source != "no index")
+        assert any("weights" in line for line in lines) is is_heavy, method
 
 
 @pytest.mark.parametrize(

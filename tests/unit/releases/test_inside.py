@@ -65,6 +65,24 @@ def test_at_its_limit_it_ends_with_0_and_says_so(
     assert lives(rank, 1, 3) == 1, "the limit was raised"
 
 
+def test_a_word_beside_the_socket_says_whether_it_listens(
+    lives: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word, before = tmp_path / inside.PROXY_STATE, list[bool]()
+
+    def reap(_: int) -> int:
+        while not (word.is_file() and word.read_text() == inside.UP):
+            threading.Event().wait(0.01)
+        return 1
+
+    word.write_text(inside.UP)  # of a life that was killed with its process 1
+    monkeypatch.setattr(inside, "wait_for_socket", lambda _: before.append(word.exists()))
+    monkeypatch.setattr(inside, "wait_for_engine", lambda _: threading.Event().wait())
+    monkeypatch.setattr(inside, "reap", reap)
+    assert lives(None, None, 1) == 1 and word.read_text() == "" and before == [False]
+    assert lives(None, 0, 1) == 0 and word.read_text() == inside.DOWN
+
+
 @pytest.mark.parametrize(("left", "code"), [((1 << 30) - 1, inside.NO_RESERVE), (1 << 30, 7)])
 def test_below_the_machine_s_reserve_it_ends_the_server(
     lives: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int, code: int

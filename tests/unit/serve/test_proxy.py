@@ -210,6 +210,11 @@ def test_requests_wait_for_a_server(site: Site) -> None:
         assert [one.result() for one in asked] == [200] * 4
 
 
+def connections(site: Site) -> int:
+    """Of clients; HAProxy's `scur`."""
+    return int(site.ask_proxy("show stat clients 1 -1").splitlines()[1].split(",")[4])
+
+
 def test_no_request_waits_for_ever_and_none_for_a_server_that_stays_down(site: Site) -> None:
     client = site.start(Limits(hold=1))
     reply = client.post("/v1/completions", json=BODY)
@@ -219,8 +224,9 @@ def test_no_request_waits_for_ever_and_none_for_a_server_that_stays_down(site: S
         gone.connect(("127.0.0.1", site.port))
         gone.sendall(f"{HEAD}Content-Length: 2\r\n\r\n{{}}".encode())
         asked = pool.submit(ask, client)
+        until(lambda: connections(site) == 2)
         gone.close()
-        time.sleep(0.5)
+        until(lambda: connections(site) == 1)
         site.say(inside.DOWN)
         assert asked.result() == 503
 
