@@ -181,6 +181,25 @@ def test_ctrl_c_leaves_the_server_to_start(site: FakeSite, monkeypatch: pytest.M
     assert said[0] == f"{site.release.tag} already runs as {container.name}"
 
 
+def test_ctrl_c_while_the_former_one_ends_brings_it_back(
+    site: FakeSite, newer: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Docker has asked it to end by then."""
+    served, stop = site.start(port=site.port), Container.stop
+
+    def interrupted(container: Container, **options: object) -> None:
+        monkeypatch.setattr(Container, "stop", stop)
+        container.kill(signal="SIGTERM")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Container, "stop", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        site.start(newer)
+    until(lambda: [one.ready for one in services.status(site.engine) if one.home == served.home] == [True])
+    assert services.running_release(site.paths, site.engine, "fake") == site.release.tag
+    assert parts_of(site) == [served.container, served.container + services.PROXY]
+
+
 LEFT = ("away", "made", "proxy away", "proxy made", "gate shut", "both made")
 
 
@@ -205,7 +224,7 @@ def test_what_a_killed_run_leaves_is_put_right(site: FakeSite, left: str) -> Non
             front.remove(v=True)
             server.remove(force=True, v=True)
             made_like(site.engine, server, served.container)
-    again = site.start(**({"port": site.port} if left == "both made" else {}))
+    again = site.start()
     assert again.ready and (again.container, again.port) == (served.container, served.port)
     assert (again.started == served.started) == (left != "both made")
     assert parts_of(site) == [served.container, served.container + services.PROXY]
