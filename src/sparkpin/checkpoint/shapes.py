@@ -7,7 +7,6 @@ how well it is known. A plan may be made of it; nothing is built of it, because 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -56,13 +55,6 @@ class Shapes(BaseModel):
         numbers = self.numbers[found[1]]
         for number in range(numbers) if isinstance(numbers, int) else numbers:
             yield from self._names(pattern.replace(found[0], str(number), 1))
-
-    @property
-    def nbytes(self) -> int:
-        """Of all tensors, of which there may be a hundred thousand."""
-        counts = {name: known if isinstance(known, int) else len(known) for name, known in self.numbers.items()}
-        alike = {pattern: math.prod(counts[name] for name in NUMBER.findall(pattern)) for pattern in self.tensors}
-        return sum(alike[pattern] * tensor_nbytes(*tensor) for pattern, tensor in self.tensors.items())
 
     def listing(self, name: str) -> Listing:
         """name: the pin's, of the repository."""

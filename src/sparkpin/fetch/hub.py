@@ -61,12 +61,15 @@ class HubRepository(Source):
     def place(self, file: str) -> str:
         return f"{file} of {self.name}"
 
-    def local(self, file: str, size: int) -> Path | None:
-        """In the user's own cache of the Hub."""
+    def cached(self, file: str) -> Path | None:
+        """In the user's own cache of the Hub. ValueError for what is no repository's name."""
         from huggingface_hub import try_to_load_from_cache
 
         path = try_to_load_from_cache(self.repo, file, revision=self.revision)
-        return Path(path) if isinstance(path, str) and is_whole(Path(path), size) else None
+        return Path(path) if isinstance(path, str) else None
+
+    def local(self, file: str, size: int) -> Path | None:
+        return path if (path := self.cached(file)) and is_whole(path, size) else None
 
     @contextlib.contextmanager
     def open(self, piece: Piece, begin: int, *, again: bool) -> Iterator[Iterable[bytes]]:

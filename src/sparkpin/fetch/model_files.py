@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.store import Store
 from sparkpin.fetch.transfer import Folder
-from sparkpin.pins import manifests
 from sparkpin.pins.schema import LockedFile, ModelLock, ModelPin, PinnedRepository, RepositoryLock
 
 TEXTS = (INDEX, CONFIG)
@@ -85,19 +82,3 @@ def config_here(paths: Paths, pin: ModelPin, lock: ModelLock | None, name: str =
 
         return config_ahead(paths.project, owner.packed, repo)
     return shapes.config_ahead(paths.project, repo)
-
-
-def weights_here(project: Path, repo: str) -> tuple[int, str]:
-    """Bytes of a repository's weights, and where that is known from; 0 where nothing on this machine says it."""
-    for pin in manifests.readable_models(project)[0]:
-        if pin.repositories[pin.base].repo == repo and manifests.model_lock_file(project, pin.name).is_file():
-            files = manifests.read_lock(ModelLock, project, pin.name).repositories[pin.base].files
-            return sum(file.size for file in files if file.file.endswith(".safetensors")), "its lock"
-    if known := shapes.load_shapes(project, repo):
-        return known.nbytes, shapes.FOLDER
-    from huggingface_hub import try_to_load_from_cache  # slow to import
-
-    with contextlib.suppress(ValueError, KeyError, TypeError):  # no repository's name; an index without its size
-        if isinstance(path := try_to_load_from_cache(repo, INDEX), str):
-            return int(json.loads(Path(path).read_bytes())["metadata"]["total_size"]), "its index in the Hub's cache"
-    return 0, ""

@@ -14,7 +14,6 @@ from typing import Any, Literal
 from sparkpin.checkpoint.shapes import config_ahead
 from sparkpin.core.errors import WHOLE, ManifestError, SparkpinError, clipped, short
 from sparkpin.core.terminal import count
-from sparkpin.fetch.model_files import weights_here
 from sparkpin.memory.division import HYBRID_PIPELINE, division_faults
 from sparkpin.memory.estimates import SPARK_TOTAL
 from sparkpin.pins import manifests, schema, vllm_command
@@ -25,6 +24,7 @@ from sparkpin.pins.values import STAGE, lacks_mod
 from sparkpin.pins.vllm_flags import CACHE_TYPE, MODEL_PATH, Flag, flag_value, parse_flags
 from sparkpin.recipes.shell import FACTS
 from sparkpin.recipes.vllm_parser import Refused, VllmParser, nearest, parser_of
+from sparkpin.recipes.weights import weights_here
 
 LONGEST = 1000  # characters of each part that is shown; the names of all parsers take 600
 LACKS = "a lock: "  # as `manifests` begins what it wants of a pin that nobody has locked
