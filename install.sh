@@ -10,7 +10,7 @@
 #   ./install.sh --recipe R --serve      # serve it, once it has passed
 #
 # exit codes: 0 done, 2 wrong option, 3 this machine lacks something (the commands to run are printed),
-# 10 a smoke test failed; src/sparkpin/core/errors.py has the others
+# 10 a smoke test failed; docs/exit-codes.md has the others
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 unset SPARKPIN_PROJECT # this checkout is meant

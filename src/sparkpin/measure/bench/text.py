@@ -117,7 +117,7 @@ def record_lines(record: BenchRecord) -> list[str]:
     if others := sum(max(one.others or 0, 0) for one in record.cells):
         found.append(f"note: the server made {others:,} more tokens meanwhile for others: these figures are too low")
     if record.conditions.server == "served":
-        found.append("note: a service was measured; its health check asks for a token every half minute")
+        found.append("note: a service was measured; process 1 asks it for a token every 10 s")
     return found
 
 
