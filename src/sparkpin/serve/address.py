@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import ssl
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -20,15 +21,16 @@ NONE = "none"  # instead of a value: no longer
 
 
 @contextlib.contextmanager
-def input_errors(what: object, next_step: str) -> Iterator[None]:
-    """InputError for what a model does not take."""
+def input_errors(where: str, next_step: str) -> Iterator[None]:
+    """InputError for what a model does not take. where: goes before the key."""
     try:
         yield
     except ValidationError as error:
         fault = error.errors()[0]
-        key = "".join(f"{part}: " for part in fault["loc"])
+        key = " ".join(str(part) for part in fault["loc"] if isinstance(part, str)).replace("limits ", "limit ")
         expected = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-        raise InputError(f"{what}: {key}got {fault['input']!r}, expected {expected}", next_step=next_step) from None
+        expected = "a whole number" if fault["type"] == "int_parsing" else expected
+        raise InputError(f"{where}{key}: got {fault['input']!r}, expected {expected}", next_step=next_step) from None
 
 
 def require_address(text: str) -> str:
@@ -36,6 +38,12 @@ def require_address(text: str) -> str:
         ip_address(text)
     except ValueError:
         raise ValueError("an address of this machine: 0.0.0.0 listens everywhere, 127.0.0.1 here only") from None
+    return text
+
+
+def require_path(text: str) -> str:
+    if not re.fullmatch("(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)+", text):
+        raise ValueError("a path of vLLM, such as /v1/embeddings")
     return text
 
 
@@ -49,14 +57,14 @@ class Address(BaseModel):
     port: Annotated[int, Field(gt=0, lt=65_536)] = 8000
     cert: str = ""
     tls_key: str = ""
-    allow: tuple[Annotated[str, Field(pattern="^(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)+$")], ...] = ()
+    allow: tuple[Annotated[str, AfterValidator(require_path)], ...] = ()
     limits: Limits = Limits()
 
     @classmethod
     def of_command(cls, argv: Sequence[str]) -> Address:
         """Where a server is at first: the port is the recipe's own. InputError for none."""
         port = flag_value(argv, "--port")
-        with input_errors("the recipe", "correct port in the recipe"):
+        with input_errors("the recipe: --", "correct port in the recipe"):
             return cls.model_validate({"port": port} if port else {})
 
     @property
@@ -107,7 +115,7 @@ class AddressOptions:
         if self.limit is not None:
             changes["limits"] = {} if self.limit == NONE else limits_of(self.limit)
         changes = {name: value for name, value in changes.items() if value is not None}
-        with input_errors(" ".join(self.words), "docs/serving.md, What is in front of it"):
+        with input_errors("--", "docs/serving.md, What is in front of it"):
             return Address.model_validate(known.model_dump() | changes)
 
     def tls_files(self) -> dict[str, str]:
@@ -142,7 +150,8 @@ def limits_of(text: str) -> dict[str, str]:
     given = dict(item.partition("=")[::2] for item in text.split(","))
     if unknown := sorted(given.keys() - Limits.model_fields.keys()):
         known = ",".join(f"{name}={value}" for name, value in Limits())
-        raise InputError(f"--limit: got {unknown[0]!r}, expected names of {known}", next_step=f"--limit {known}")
+        cause = f"--limit: got {unknown[0]!r}, expected one of {', '.join(Limits.model_fields)}"
+        raise InputError(cause, next_step=f"such as --limit {known.partition(',')[0]}; {NONE}: as by default, {known}")
     return given
 
 

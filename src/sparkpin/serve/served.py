@@ -174,7 +174,7 @@ def settings_of(proxy: Container | None) -> ProxySettings | None:
     if data is None:
         return None
     with input_errors(
-        "the address of a server", "invoke stop, with the SPARKPIN_HOME of that server, then invoke serve"
+        "the address of a server: ", "invoke stop, with the SPARKPIN_HOME of that server, then invoke serve"
     ):
         return ProxySettings.model_validate_json(data)
 
@@ -201,7 +201,7 @@ def kept_address(paths: Paths, recipe: str) -> Address | None:
     path = address_path(paths, recipe)
     if not path.is_file():
         return None
-    with input_errors(path, f"rm {path}, then serve with the options that you want"):
+    with input_errors(f"{path}: ", f"rm {path}, then serve with the options that you want"):
         return Address.model_validate_json(path.read_bytes())
 
 
