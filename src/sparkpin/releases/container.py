@@ -260,11 +260,10 @@ def memory_limit(engine: Engine, checkpoint: Path, containers: int = 1, *, gpus:
     AEON-7/vllm-ultimate-dgx-spark#9), so the limit is what is left for processes, and for the compilers of a first
     start.
     """
-    machine = engine.client.info()
-    total, weights = int(machine["MemTotal"]), folder_size(checkpoint)
+    total, weights = int(engine.info["MemTotal"]), folder_size(checkpoint)
     wanted = 2 * weights + 8 * GIB
     if gpus:
-        compilers = compiler_jobs(total - weights, int(machine["NCPU"]))
+        compilers = compiler_jobs(total - weights, int(engine.info["NCPU"]))
         wanted = GPU_PROCESSES + compilers * COMPILER + TMPFS_BYTES
     return min(wanted, int(total * 0.9) // containers)
 

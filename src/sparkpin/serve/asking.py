@@ -25,7 +25,7 @@ def how_to_ask(paths: Paths, served: Served, context: int | None = None, *, scri
     if scripted:
         found.append(f"the model {served.model} is scripted: its answers are a script, and show the path alone")
     if served.key:
-        found.append(f"other machines reach it; the key that it wants is in {keys.path_of(paths, served.recipe)}")
+        found.append(f"other machines reach it; the key that it requires is in {keys.path_of(paths, served.recipe)}")
     clients = [f"invoke client {name}" for name in found_here()]
     return [*found, f"try it: {curl_line(paths, served)}", f"next: {', '.join([*clients, *NEXT])}"]
 
@@ -56,9 +56,9 @@ def show_env(paths: Paths, engine: Engine, recipe: str | None) -> None:
     path = keys.path_of(paths, served.recipe)
     if served.key and not path.is_file():
         raise InputError(
-            f"{served.recipe} wants a key, and {path} is not there", next_step="invoke serve makes the server a new one"
+            f"{served.recipe} requires a key, and {path} is not there", next_step="invoke serve makes another one"
         )
-    key = path.read_text(encoding="utf-8").strip() if served.key else "not-needed"  # the libraries want one
+    key = path.read_text(encoding="utf-8").strip() if served.key else "not-needed"  # the libraries require one
     variables = {"OPENAI_BASE_URL": served.url, "OPENAI_API_KEY": key, "OPENAI_MODEL": served.model}
     if signs_itself(served.cert):
         variables["SSL_CERT_FILE"] = served.cert

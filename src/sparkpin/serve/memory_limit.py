@@ -43,7 +43,7 @@ def room_for(paths: Paths, engine: Engine, release: Release, checkpoint: Path, f
     On a CPU the limit is what the plan needs, the checkpoint once more (it is read and repacked, and its page cache
     counts), /tmp and some slack; with a GPU what `memory_limit` of a container gives. It is never all of the machine.
     """
-    total = int(engine.client.info()["MemTotal"])
+    total = int(engine.info["MemTotal"])
     most = max(total - HOST_RESERVE, total // 2)
     machine = Machine(total, available() if free is None else free, "this machine", "measured")
     try:

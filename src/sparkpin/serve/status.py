@@ -58,7 +58,7 @@ def status(paths: Paths, engine: Engine, *, as_json: bool) -> None:
             raise DownError(
                 f"{one.served.release} is down: {one.state}",
                 next_step=f"invoke logs --recipe {one.served.recipe}; invoke serve --recipe {one.served.recipe} "
-                "starts it anew, at its address",
+                "starts it again, at its address",
             )
 
 

@@ -28,7 +28,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 def machine_of(memory: int, cores: int = 20) -> Any:
     """An engine's, which may be another than this one."""
-    return SimpleNamespace(client=SimpleNamespace(info=lambda: {"MemTotal": memory, "NCPU": cores}))
+    return SimpleNamespace(info={"MemTotal": memory, "NCPU": cores})
 
 
 def test_a_drafter_counts(checkpoint: Path) -> None:

@@ -73,7 +73,7 @@ def test_a_machine_s_plan_is_of_its_own_memory(monkeypatch: pytest.MonkeyPatch, 
         return plan_122b("--gpu-memory-utilization 0.9 --max-num-seqs 16", machine)
 
     monkeypatch.setattr(memory_limit, "plan_of", plan_of)
-    engine: Any = SimpleNamespace(client=SimpleNamespace(info=lambda: {"MemTotal": SPARK.total, "NCPU": 20}))
+    engine: Any = SimpleNamespace(info={"MemTotal": SPARK.total, "NCPU": 20})
     release: Any = None
     room = memory_limit.room_for(Paths(tmp_path, tmp_path, tmp_path), engine, release, tmp_path, free=100 << 30)
     assert [(one.total, one.free) for one in seen] == [(SPARK.total, 100 << 30)]
@@ -89,7 +89,7 @@ def test_without_a_plan_the_limit_holds_the_compilers_of_a_first_start(
         raise ManifestError("r.yaml", "layer_types", "sliding_attention", "full_attention")
 
     monkeypatch.setattr(memory_limit, "plan_of", plan_of)
-    engine: Any = SimpleNamespace(client=SimpleNamespace(info=lambda: {"MemTotal": SPARK.total, "NCPU": 20}))
+    engine: Any = SimpleNamespace(info={"MemTotal": SPARK.total, "NCPU": 20})
     release: Any = None
     limits = list[int]()
     for gpus in (False, True):
