@@ -8,7 +8,8 @@ stand in for the vLLM of the image, which is how the data of a vLLM for another 
 
 A flag: `also` (other names), `nargs`, `type` (a name of `TYPES` in sparkpin.recipes.vllm_parser), `none` (an empty
 value and "None" mean none), `choices` (the parser refuses others), `known` (what vLLM takes later; `open`: or a path of
-a class, or what a plugin brings), `bounds`, `default`, `config` (a class of `configs`). A configuration's fields have a
+a class, or what a plugin brings), `same` (of these the names of one class, each with the first of them), `bounds`,
+`default`, `config` (a class of `configs`). A configuration's fields have a
 form each: a name of a type, or `{"literal": [...]}`, `{"list": form}`, `{"dict": form}`, `{"config": name}`; a list is
 a union.
 """
@@ -195,6 +196,7 @@ def values_after_the_parser(exporter: Exporter) -> dict[str, dict[str, Any]]:
     from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
     from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER
     from vllm.reasoning import _REASONING_PARSERS_TO_REGISTER
+    from vllm.tokenizers.registry import _VLLM_TOKENIZERS
     from vllm.tool_parsers import _TOOL_PARSERS_TO_REGISTER
 
     exporter.config(AttentionConfig)
@@ -203,10 +205,18 @@ def values_after_the_parser(exporter: Exporter) -> dict[str, dict[str, Any]]:
         "--attention-backend": {"known": sorted({str(one).lower() for one in backends})},
         "--quantization": {"known": sorted(QUANTIZATION_METHODS)},
         "--load-format": {"known": sorted(_LOAD_FORMAT_TO_MODEL_LOADER)},
-        "--tool-call-parser": {"known": sorted(_TOOL_PARSERS_TO_REGISTER)},
-        "--reasoning-parser": {"known": sorted(_REASONING_PARSERS_TO_REGISTER)},
+        "--tool-call-parser": registered(_TOOL_PARSERS_TO_REGISTER),
+        "--reasoning-parser": registered(_REASONING_PARSERS_TO_REGISTER),
+        "--tokenizer-mode": {"known": sorted({"auto", *_VLLM_TOKENIZERS})},
         "--speculative-config": {"config": exporter.config(SpeculativeConfig), "form": None},
     }
+
+
+def registered(parsers: dict[str, tuple[str, str]]) -> dict[str, Any]:
+    """Of a registry with the module and the class of each name."""
+    first = {where: name for name, where in sorted(parsers.items(), reverse=True)}
+    same = {name: first[where] for name, where in sorted(parsers.items()) if first[where] != name}
+    return {"known": sorted(parsers), "same": same}
 
 
 def export() -> None:

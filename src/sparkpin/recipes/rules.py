@@ -265,11 +265,15 @@ def of_cache(served: PlannedServer) -> Iterator[RecipeFinding]:
 
 
 def of_family(served: PlannedServer) -> Iterator[RecipeFinding]:
-    """Of a parser that is another one than the model's family has: calls and thoughts would come as text."""
+    """Of a parser that is another one than the model's family has, or may be missing: calls and thoughts would be text."""
     family = vllm_command.family_of(manifests.load_families(served.project), served.model)
+    if not family and None in (served.value("--reasoning-parser"), served.value("--tool-call-parser")):
+        text = f"no family in pins/families.yaml has {served.model}: what it thinks or calls may be part of the answer"
+        yield warning(text, "name the --reasoning-parser and the --tool-call-parser of its card, if there are any")
     for choice in family.serve if family else ():
-        given, known = served.value(choice.flag), str(choice.value)
-        if choice.flag in PLUGINS and given and given.partition("_")[0] != known.partition("_")[0]:
+        flag, given, known = served.parser.flags.get(choice.flag, {}), served.value(choice.flag), str(choice.value)
+        same = {flag.get("same", {}).get(name, name) for name in (given, known)}
+        if "known" in flag and given and len(same) > 1 and not given.startswith(f"{known}_"):  # a variant of the same
             text = f"{choice.flag} {given}: models of the family {family.name if family else ''} write for {known}"
             yield warning(text, f"{choice.flag} {known}, or leave the flag out")
 

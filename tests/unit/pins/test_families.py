@@ -28,7 +28,13 @@ FAMILIES = manifests.load_families(PROJECT)
         ("google/gemma-3-27b-it", "gemma-3"),
         ("google/gemma-3-1b-it", "gemma-3-text"),
         ("Qwen/Qwen3-8B", "qwen3"),
-        ("Qwen/Qwen3-4B-Instruct-2507", None),
+        ("Qwen/Qwen3-4B-Instruct-2507", "qwen3-instruct"),
+        ("deepseek-ai/DeepSeek-V4.1-Flash", "deepseek-v4.1"),
+        ("turboderp/GLM-5.3-Flash-exl3", "glm-5"),
+        ("nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-BF16", "nemotron-3.5"),
+        ("mistralai/Ministral-3-8B-Reasoning-2512", "mistral-reasoning"),
+        ("mistralai/Ministral-3-14B-Instruct-2512", "mistral"),
+        ("someone/a-model-of-its-own", None),
     ],
 )
 def test_the_family_of_a_model(model: str, name: str | None) -> None:

@@ -17,8 +17,8 @@ from sparkpin.pins import manifests
 from sparkpin.recipes import check, recipe
 from sparkpin.recipes.vllm_parser import parser_of
 
-V1 = {"recipe_version": "1", "name": "R", "model": "a/b", "container": "vllm-node"}
-V2 = {"recipe_version": "2", "model": "a/b", "runtime": "vllm", "container": "vllm-node"}
+V1 = {"recipe_version": "1", "name": "R", "model": "a/SmolLM2-b", "container": "vllm-node"}
+V2 = {"recipe_version": "2", "model": "a/SmolLM2-b", "runtime": "vllm", "container": "vllm-node"}
 SPECULATION = """--speculative-config '{{"method": "mtp", %s}}'"""
 
 
@@ -30,13 +30,13 @@ def found(folder: Path, base: dict[str, Any], command: str | None, stack: str = 
     return [line for line in map(str, told) if "no --gpu-memory-utilization: " not in line]  # test_known_issues.py
 
 
-def served(folder: Path, flags: str, stack: str = "spark", model: str = "a/b", **more: Any) -> list[str]:
+def served(folder: Path, flags: str, stack: str = "spark", model: str = "a/SmolLM2-b", **more: Any) -> list[str]:
     return found(folder, V1 | {"model": model}, f"vllm serve {model} {flags}", stack, **more)
 
 
 def test_nothing_is_found_in_a_good_recipe(tmp_path: Path) -> None:
     command = (
-        "vllm serve a/b --port {port} -tp 1 --enable-auto-tool-choice --tool_call_parser qwen3_coder -O3 "
+        "vllm serve a/SmolLM2-b --port {port} -tp 1 --enable-auto-tool-choice --tool_call_parser qwen3_coder -O3 "
         "--limit-mm-per-prompt.image 2 -cc.mode 3 --no-enable-prefix-caching --kv-cache-dtype FP8 --max-model-l 5 "
         """--speculative-config '{{"method": "mtp", "num_speculative_tokens": 1}}' --default-chat-template-kwargs.a=b"""
     )
@@ -81,6 +81,23 @@ def test_words_that_are_no_mistake(tmp_path: Path, flags: str, stack: str) -> No
     assert served(tmp_path, flags, stack) == []
 
 
+@pytest.mark.parametrize(
+    ("model", "flags", "warned"),
+    [
+        ("a/DeepSeek-V4.1-x", "--tool-call-parser deepseek_v4", True),
+        ("a/DeepSeek-V4.1-x", "--tokenizer-mode deepseek_v41", False),
+        ("a/GLM-5.3-x", "--reasoning-parser glm47", False),  # one class
+        ("a/MiniMax-M2.5", "--reasoning-parser minimax_m2_append_think", False),
+        ("a/Qwen3.8-27B", "--tool-call-parser hermes", True),
+        ("a/b", "--tool-call-parser hermes", True),
+        ("a/b", "--tool-call-parser hermes --reasoning-parser qwen3", False),
+    ],
+)
+def test_parsers_that_do_not_fit_the_model(tmp_path: Path, model: str, flags: str, warned: bool) -> None:
+    lines = served(tmp_path, f"{flags} --enable-auto-tool-choice", model=model)
+    assert bool([line for line in lines if line.startswith("warning: command") and "famil" in line]) == warned
+
+
 def test_what_breaks_with_models_of_linear_attention(tmp_path: Path) -> None:
     mtp = """--enable-prefix-caching --speculative-config '{{"method": "qwen3_5_mtp", "num_speculative_tokens": 3}}'"""
     parts = "--enable-prefix-caching --speculative-config.method mtp --speculative-config.num_speculative_tokens 1"
@@ -88,7 +105,7 @@ def test_what_breaks_with_models_of_linear_attention(tmp_path: Path) -> None:
     off = mtp.replace("--enable", "--no-enable")
     for flags in (mtp, parts, default, off + " --enable-prefix-caching"):  # the last one counts
         assert any("together with MTP" in line for line in served(tmp_path, flags, model="Qwen/Qwen3.6-1B"))
-    assert served(tmp_path, mtp, model="meta/Llama-4") == served(tmp_path, off, model="Qwen/Qwen3.5-1B") == []
+    assert served(tmp_path, mtp, model="meta/Llama-3.1-8B") == served(tmp_path, off, model="Qwen/Qwen3.5-1B") == []
 
 
 def test_a_cache_type_depends_on_the_mod_of_the_stage(tmp_path: Path) -> None:
@@ -128,7 +145,7 @@ def keys_of(lines: list[str]) -> list[str]:
 
 
 def test_keys_that_nobody_knows_or_uses(tmp_path: Path) -> None:
-    lines = found(tmp_path, V1, "vllm serve a/b --port {port} --served-model-name x",
+    lines = found(tmp_path, V1, "vllm serve a/SmolLM2-b --port {port} --served-model-name x",
                   defaults={"port": 1, "writing_config": "{}"}, descripton="d")  # fmt: skip
     assert keys_of(lines) == ["warning: descripton", "warning: defaults.writing_config"]
     assert lines[0].endswith("did you mean description?")
@@ -153,7 +170,7 @@ def test_keys_that_nobody_knows_or_uses(tmp_path: Path) -> None:
 def test_templates_that_do_not_come_to_what_is_meant(
     tmp_path: Path, base: dict[str, Any], words: str, defaults: dict[str, Any]
 ) -> None:
-    lines = found(tmp_path, base, f"vllm serve a/b {words}", defaults=defaults)
+    lines = found(tmp_path, base, f"vllm serve a/SmolLM2-b {words}", defaults=defaults)
     assert lines and lines[0].startswith("error: command")
 
 
