@@ -265,7 +265,7 @@ def of_cache(served: PlannedServer) -> Iterator[RecipeFinding]:
 
 
 def of_family(served: PlannedServer) -> Iterator[RecipeFinding]:
-    """Of a parser that is another one than the model's family has, or may be missing: calls and thoughts would be text."""
+    """Of a parser that is another one than the model's family has, or may be missing: calls would be text."""
     family = vllm_command.family_of(manifests.load_families(served.project), served.model)
     if not family and None in (served.value("--reasoning-parser"), served.value("--tool-call-parser")):
         text = f"no family in pins/families.yaml has {served.model}: what it thinks or calls may be part of the answer"
