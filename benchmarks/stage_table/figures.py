@@ -11,7 +11,8 @@ from shapes import EXPERTS, GEOMETRY
 from sparkpin.checkpoint.safetensors import TensorInfo, tensor_nbytes
 from sparkpin.checkpoint.shapes import load_shapes
 from sparkpin.core.paths import project_folder
-from sparkpin.memory.decode import DecodeModel, decode_model
+from sparkpin.memory.decode import DecodeModel
+from sparkpin.memory.inputs import PlanInputs
 from sparkpin.memory.settings import read_settings
 from sparkpin.memory.weights import alike
 from sparkpin.pins.vllm_flags import Flags
@@ -46,7 +47,7 @@ def decode_of(figure: Figure) -> DecodeModel:
     argv = ["vllm", "serve", "/model", *figure.flags]
     mods = {"draft-vocabulary"} | ({"int8-lm-head"} if figure.int8 else set())
     settings = read_settings(Flags(argv, figure.stage, {}), {}, "cuda", GEOMETRY, mods=mods)
-    return decode_model(alike(tensors(figure)), GEOMETRY, settings, symmetric=True)
+    return PlanInputs(GEOMETRY, settings, alike(tensors(figure)), symmetric=True).decode
 
 
 def tensors(figure: Figure) -> Iterator[TensorInfo]:

@@ -14,13 +14,13 @@ ATTENTION_EVERY = 4
 EXPERTS, BLOCK, GROUP = 256, 128, 128
 GEOMETRY = Geometry(
     attention=12, linear=36, draft=1, hidden=3072, vocabulary=248_320, heads=32, kv_heads=2, head_dim=256,
-    conv_kernel=4, key_heads=16, key_dim=128, value_heads=64, value_dim=128, experts_per_token=8, expert_width=1024,
-    max_positions=262_144, dtype="bfloat16", ssm_dtype="float32", vision=True,
+    conv_kernel=4, key_heads=16, key_dim=128, value_heads=64, value_dim=128, experts=EXPERTS, experts_per_token=8,
+    expert_width=1024, max_positions=262_144, dtype="bfloat16", ssm_dtype="float32", vision=True,
 )  # fmt: skip
 GATED = ("gate_proj", "up_proj", "down_proj")
 TINY = dataclasses.replace(
     GEOMETRY, attention=1, linear=3, hidden=128, vocabulary=1024, heads=4, head_dim=64, key_heads=2, value_heads=4,
-    experts_per_token=2, expert_width=128,
+    experts=4, experts_per_token=2, expert_width=128,
 )  # fmt: skip
 """A few megabytes, to run everything on a CPU."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from sparkpin.checkpoint.repository import CONFIG, INDEX, ReadRepository, TensorPlace, header_of
-from sparkpin.checkpoint.safetensors import Header, header_in_order, item_size
+from sparkpin.checkpoint.safetensors import ITEM_SIZE, Header, header_in_order
 
 
 class ByteSpan(NamedTuple):
@@ -44,7 +44,7 @@ class Shard:
         infos = header.tensors.values() if header else ()
         sources = [TensorPlace(base, self.path, info) for info in infos if info.name not in self.dropped]
         sources += [self.added[name] for name in sorted(self.added)]
-        return sorted(sources, key=lambda source: -item_size(source.info.dtype))
+        return sorted(sources, key=lambda source: -ITEM_SIZE[source.info.dtype])
 
 
 class SmallFile(NamedTuple):

@@ -8,6 +8,7 @@ reference reader opens complete files only; here a header is checked before a by
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import struct
@@ -88,6 +89,7 @@ def header_length(prefix: bytes, *, origin: str = "safetensors") -> int:
     return int(length)
 
 
+@functools.lru_cache(maxsize=8)  # a plan reads those of a few large files several times
 def parse_header(data: bytes, *, file_size: int | None = None, origin: str = "safetensors") -> Header:
     """Parse the first bytes of a file (length prefix and JSON; what follows is ignored).
 
@@ -128,7 +130,7 @@ def build_header(
     Data is laid out by falling item size, then by name, so that every tensor is aligned to its item size, which loaders
     that view a mapped file need. Depends on the set of tensors, not on their order.
     """
-    specs = sorted(tensors, key=lambda spec: (-item_size(spec[1]), spec[0]))
+    specs = sorted(tensors, key=lambda spec: (-tensor_nbytes(spec[1], ()), spec[0]))
     return header_in_order(specs, metadata), tuple(name for name, _, _ in specs)
 
 
@@ -168,10 +170,6 @@ def write_file(path: Path, sources: Iterable[TensorSource], metadata: Mapping[st
                 file.write(chunk)
             if got != expected:
                 raise _bad(str(path), f"tensor {source.name!r}: got {got} bytes, expected {expected}")
-
-
-def item_size(dtype: str) -> int:
-    return tensor_nbytes(dtype, ())
 
 
 def _load_json(text: bytes, origin: str) -> dict[str, Any]:

@@ -7,66 +7,51 @@ runs vLLM's own code in the image on the same settings and compares the numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sparkpin.memory.geometry import DTYPE_BYTES, Geometry
+from sparkpin.memory.geometry import DTYPE_BYTES, RULES, Geometry
 from sparkpin.memory.settings import CACHE_BITS, PACKED, Settings
 
-FORMATS = ("bfloat16", "fp8", *PACKED)
-"""What a plan compares."""
-DEFAULT_BLOCK: Mapping[str, int] = {"cpu": 128, "cuda": 16}  # platforms/cpu.py; config/cache.py
-KERNEL_BLOCK: Mapping[str, int] = {"cpu": 32, "cuda": 16}  # v1/attention/backends: cpu_attn, flash_attn, flashinfer
-PACKED_BLOCK: Mapping[str, int] = {"cpu": 16, "cuda": 128}  # mods/turboquant: its backends for these platforms
+FORMATS = ("bfloat16", "fp8", *PACKED)  # what a plan compares
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
     """Layers that are cached alike. sizes: layers of each group.
 
-    A request takes of each group's blocks: `copies`, whatever its length; or one for each `block_size` tokens, of at
-    most `window` (0: of all).
+    A request takes of each group's blocks: `copies`, whatever its length; or one for each `block_size` tokens.
     """
 
     sizes: tuple[int, ...]
     block_size: int = 0
-    window: int = 0
     copies: int = 0
 
     def request_blocks(self, length: int) -> int:
-        """v1/kv_cache_interface.py. A window need not begin with a block, so it takes one more (SlidingWindowSpec)."""
-        if not self.block_size:
-            return len(self.sizes) * self.copies
-        held = min(length, self.window) if self.window else length
-        return len(self.sizes) * (-(-held // self.block_size) + (self.window > 0))
+        """v1/kv_cache_interface.py."""
+        return len(self.sizes) * (-(-length // self.block_size) if self.block_size else self.copies)
 
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """The KV pool's layout. A block of any group takes `page_bytes` of each layer that the widest group has.
+    """The KV pool's layout. A block of any group takes a page of each layer that the widest group has.
 
-    slot_bytes: key and value of one token in one attention layer; state_bytes: the states of one linear layer. Without
-    any rounding: token_bytes: keys and values of one token in all attention layers; states_bytes: what the linear
-    layers hold for one request. block_size, block_bytes: of one block of the pool. groups: layers of each. drafts:
-    groups of a second model's layers that are cached apart.
+    slot_bytes: key and value of one token in one attention layer; state_bytes: the states of one linear layer.
+    block_bytes: of one block of the pool. groups: layers of each. drafts: groups of a second model's layers
+    that are cached apart.
     """
 
     cache_dtype: str
     slot_bytes: int
     state_bytes: int
-    page_bytes: int
-    token_bytes: int
-    states_bytes: int
-    block_size: int
     block_bytes: int
     groups: tuple[int, ...]
     attention: Groups
     states: Groups
-    drafts: tuple[Groups, ...]
+    drafts: Groups
 
     def request_blocks(self, length: int) -> int:
         """v1/core/kv_cache_utils.py, get_max_concurrency_for_kv_cache_config."""
-        return sum(kind.request_blocks(length) for kind in (self.attention, self.states, *self.drafts))
+        return sum(kind.request_blocks(length) for kind in (self.attention, self.states, self.drafts))
 
     def blocks(self, pool: int) -> int:
         """Blocks of a pool of so many bytes: get_kv_cache_config_from_groups."""
@@ -79,9 +64,9 @@ class Cache:
     def longest(self, blocks: int) -> int:
         """Tokens of the longest request that fits alone."""
         left = blocks - 1 - self.states.request_blocks(0)
-        found = max(left, 0) // len(self.attention.sizes) * self.block_size
+        found = max(left, 0) // len(self.attention.sizes) * self.attention.block_size
         while found > 0 and self.request_blocks(found) > blocks - 1:
-            found -= self.block_size
+            found -= self.attention.block_size
         return found
 
     def capacity(self, blocks: int, length: int) -> tuple[int, float]:
@@ -97,41 +82,31 @@ def lay_out(geometry: Geometry, settings: Settings, cache_dtype: str | None = No
     """The pool of one GPU, or of the CPU. cache_dtype: instead of the settings' own, to compare formats."""
     own = geometry.shard(settings.ranks)
     cache_dtype = cache_dtype or settings.cache_dtype
-    slot = slot_bytes(own, cache_dtype)
-    state = state_bytes(own, settings)
-    block = block_size(settings, cache_dtype, slot, state)
-    attention, page = geometry.attention + settings.draft_layers, block * slot
-    drafts: list[tuple[int, int, int]] = []  # layers, tokens of a block, window
+    slot, state = slot_bytes(own, cache_dtype), state_bytes(own, settings)
+    block = draft_block = block_size(settings, cache_dtype, slot, state)
+    attention, apart, page = geometry.attention + settings.draft_layers, 0, block * slot
     if drafter := settings.drafter and settings.drafter.shard(settings.ranks):
-        draft_slot, full = slot_bytes(drafter, cache_dtype), drafter.attention - drafter.sliding
+        draft_slot, apart = slot_bytes(drafter, cache_dtype), drafter.attention
         if draft_slot == slot:  # cached with the model's own
-            attention, full = attention + full, 0
+            attention, apart = attention + apart, 0
         # unify_kv_cache_spec_page_size: the smaller page gets more tokens, or stays in part empty.
         page = max(page, block * draft_slot)
-        draft_block = block * max(1, slot // draft_slot if slot % draft_slot == 0 else 1)
-        if draft_slot > slot and draft_slot % slot == 0:
-            block *= draft_slot // slot
-        # What is scheduled and not settled counts with the window: as many tokens as a step has.
-        window = drafter.window - 1 + settings.max_num_batched_tokens
-        drafts = [(n, draft_block, held) for n, held in ((full, 0), (drafter.sliding, window)) if n]
-    sizes = group_sizes(attention, geometry.linear, *(layers for layers, *_ in drafts))
+        draft_block *= max(1, slot // draft_slot if slot % draft_slot == 0 else 1)
+        block *= max(1, draft_slot // slot if draft_slot % slot == 0 else 1)
+    sizes = group_sizes(attention, geometry.linear, apart)
     groups = tuple(size for kind in sizes for size in kind)
     # One state is running. "align" (prefix caching) keeps a second, and a third where a prefill stores one on its way;
     # each drafted token has its own: MambaSpec.
-    copies = 1 + settings.prefix_caching + settings.checkpoints + settings.draft_tokens if geometry.linear else 0
+    copies = 1 + settings.prefix_caching + settings.checkpoints + settings.draft_tokens
     return Cache(
         cache_dtype=cache_dtype,
         slot_bytes=slot,
         state_bytes=state,
-        page_bytes=page,
-        token_bytes=slot * attention,
-        states_bytes=state * geometry.linear * copies,
-        block_size=block,
         block_bytes=page * max(groups),
         groups=groups,
         attention=Groups(sizes[0], block),
         states=Groups(sizes[1], copies=copies),
-        drafts=tuple(Groups(kind, *one[1:]) for kind, one in zip(sizes[2:], drafts, strict=True)),
+        drafts=Groups(sizes[2], draft_block),
     )
 
 
@@ -164,8 +139,8 @@ def block_size(settings: Settings, cache_dtype: str, slot: int, state: int) -> i
     platforms/interface.py, _align_hybrid_block_size: in steps of the block size that was asked for, or of the
     platform's, and always a multiple of what the kernel takes.
     """
-    kernel = (PACKED_BLOCK if cache_dtype in PACKED else KERNEL_BLOCK)[settings.platform]
-    asked = settings.block_size or max(DEFAULT_BLOCK[settings.platform], kernel)
+    kernel = int(RULES["packed_block" if cache_dtype in PACKED else "kernel_block"][settings.platform])
+    asked = settings.block_size or max(RULES["block"][settings.platform], kernel)
     if not state:
         return asked
     step = math.lcm(max(kernel, asked), 64 if settings.checkpoints else 1)
@@ -181,8 +156,5 @@ def group_sizes(*kinds: int) -> list[tuple[int, ...]]:
     """
     few, many = min(filter(None, kinds)), max(kinds)
     size = many if many < few * 1.5 else few
-    counts = [-(-layers // size) for layers in kinds]
-    return [
-        tuple(len(range(index, layers, count)) for index in range(count))
-        for layers, count in zip(kinds, counts, strict=True)
-    ]
+    counts = [(layers, -(-layers // size)) for layers in kinds]
+    return [tuple(len(range(index, layers, count)) for index in range(count)) for layers, count in counts]

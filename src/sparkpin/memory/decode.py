@@ -5,21 +5,17 @@ A step checks `1 + drafted` tokens at once and then drafts as many again. docs/m
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.memory.cache import Cache, lay_out, slot_bytes
 from sparkpin.memory.geometry import Geometry
 from sparkpin.memory.settings import Settings
-from sparkpin.memory.weights import DRAFTER, EMBEDDINGS, HEAD, MTP, MTP_EXPERTS, VISION, kind_of, weigh
+from sparkpin.memory.weights import DRAFTER, EMBEDDINGS, HEAD, MTP, MTP_EXPERTS, VISION
 from sparkpin.pins.schema import PublishedSpeed
 
-EXPERT = re.compile(r"\.experts\.(\d+)\.")
-SHORT = 1000
-"""Tokens in the cache, about, with the prompts of published figures."""
+SHORT = 1000  # tokens in the cache, about, with the prompts of published figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +50,13 @@ class DecodeStep:
 class DecodeModel:
     """What a step's bytes follow from, of one of the tensor-parallel ranks.
 
-    weights: bytes that a pass reads, by kind; of those of experts it reads those of `experts` that it reaches.
-    shares_head: a second model drafts with the LM head of the first.
+    weights: bytes that a pass reads, by kind; of those of experts it reads those that it reaches. shares_head: a second
+    model drafts with the LM head of the first.
     """
 
     geometry: Geometry
     settings: Settings
     weights: Mapping[str, int]
-    experts: int
     shares_head: bool
 
     def step(self, context: int, *, same_experts: bool = False) -> DecodeStep:
@@ -73,17 +68,18 @@ class DecodeModel:
 
     def weight_reads(self, tokens: int) -> Iterator[Read]:
         """tokens: of the pass that checks, each with experts of its own."""
-        drafted, active = self.settings.draft_tokens, min(self.geometry.experts_per_token, self.experts)
-        reached = distinct(self.experts, active, tokens)
+        experts, active = (max(1, size) for size in (self.geometry.experts, self.geometry.experts_per_token))
+        drafted = self.settings.draft_tokens
+        reached = distinct(experts, active, tokens)
         times = {MTP: drafted, DRAFTER: self.settings.draft_passes}
         for kind, size in self.weights.items():
             if kind == HEAD:
                 yield from self.head_reads()
             elif kind == MTP_EXPERTS:
                 # The first pass takes all tokens that were checked, each other one a single token.
-                yield Read(kind, size / self.experts, reached + (drafted - 1) * active)
+                yield Read(kind, size / experts, reached + (drafted - 1) * active)
             elif kind.endswith("experts"):
-                yield Read(kind, size / self.experts, reached)
+                yield Read(kind, size / experts, reached)
             elif kind not in (EMBEDDINGS, VISION):  # a row for each token, and what is read with an image
                 yield Read(kind, size, times.get(kind, 1))
 
@@ -92,7 +88,7 @@ class DecodeModel:
         size, settings, rows = self.weights[HEAD], self.settings, self.settings.draft_rows
         passes = settings.draft_tokens if settings.draft_layers else settings.draft_passes * self.shares_head
         yield Read(HEAD, size, 1 if rows else 1 + passes)
-        share, bits = min(1.0, rows / self.geometry.vocabulary), 8 if settings.widened else settings.draft_bits
+        share, bits = min(1.0, rows / self.geometry.vocabulary), 8 if settings.on_cpu else settings.draft_bits
         yield Read("LM head to draft", size * share * bits / 8, passes)
 
     def cache_reads(self, cache: Cache, context: int) -> Iterator[Read]:
@@ -103,9 +99,7 @@ class DecodeModel:
         yield Read("KV cache of the MTP layer", cache.slot_bytes * settings.draft_layers, context * drafted)
         if drafter := settings.drafter:
             slot = slot_bytes(drafter.shard(settings.ranks), settings.cache_dtype)
-            full = drafter.attention - drafter.sliding
-            tokens = full * context + drafter.sliding * min(context, drafter.window)
-            yield Read("KV cache of the drafter", slot * tokens, settings.draft_passes)
+            yield Read("KV cache of the drafter", slot * drafter.attention * context, settings.draft_passes)
 
 
 def distinct(experts: int, active: int, tokens: int) -> float:
@@ -115,19 +109,6 @@ def distinct(experts: int, active: int, tokens: int) -> float:
     that to the power of `tokens`.
     """
     return experts * (1 - (1 - active / experts) ** tokens) if experts else 0.0
-
-
-def decode_model(
-    tensors: Mapping[TensorInfo, int], geometry: Geometry, settings: Settings, *, symmetric: bool
-) -> DecodeModel:
-    """Arguments: see `weigh`."""
-    weights = {row.kind: row.read for row in weigh(tensors, geometry, settings, symmetric=symmetric)}
-    weights.setdefault(HEAD, weights.get(EMBEDDINGS, 0))  # tied: the head is the embedding matrix
-    routed = [(EXPERT.search(info.name), info) for info in tensors if kind_of(info).endswith("experts")]
-    # One tensor may hold all experts of a layer.
-    experts = max((int(found[1]) + 1 if found else info.shape[0] for found, info in routed), default=0)
-    shares_head = settings.drafter is not None and not any(i.name.endswith("/lm_head.weight") for i in tensors)
-    return DecodeModel(geometry, settings, weights, experts, shares_head)
 
 
 @dataclass(frozen=True)

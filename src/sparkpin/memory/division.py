@@ -34,9 +34,8 @@ def division_faults(
     if pipeline > 1 and geometry.linear:
         step = f"leave {PIPELINE} out of {file}: tensor parallelism serves this model"
         yield ManifestError(file, "command", f"{PIPELINE} {pipeline}", f"1: {HYBRID_PIPELINE}", next_step=step)
-    found = list(uneven(config, geometry, rules, tensor))
     fitting = [str(count) for count in range(1, MOST_NODES + 1) if not list(uneven(config, geometry, rules, count))]
-    for got, expected in found:
+    for got, expected in uneven(config, geometry, rules, tensor):
         step = f"in {file} a number of nodes that its model divides by: {', '.join(fitting)}"
         yield ManifestError(file, "nodes", got, expected, next_step=step)
 
@@ -69,7 +68,10 @@ def uneven(
 def units_of(config: Mapping[str, Any], module: str, rules: Sequence[FormatRule]) -> set[tuple[int, str]]:
     """What may not be cut in a module's weight where the ranks divide it, over all layers that have the module."""
     quantised, found = config.get("quantization_config") or {}, set[tuple[int, str]]()
-    base = base_units(quantised, module)
+    block, group = quantised.get("weight_block_size"), quantised.get("group_size") or 0
+    if module.endswith(("k_proj", "in_proj_qkv")):  # divided by rows, each of which has groups of its own
+        group = 0
+    base = {(max(block), "FP8 blocks")} if block else {(group, "INT4 groups")} if group > 0 else set()
     plain = {name for name, how in (quantised.get("extra_config") or {}).items() if how.get("bits") == 16}
     plain |= {*(quantised.get("modules_to_not_convert") or ())}
     for layer in range(text_of(config)["num_hidden_layers"]):
@@ -80,12 +82,3 @@ def units_of(config: Mapping[str, Any], module: str, rules: Sequence[FormatRule]
         elif not plain & names:
             found |= base
     return found
-
-
-def base_units(quantised: Mapping[str, Any], module: str) -> set[tuple[int, str]]:
-    """Of the base as published: block-scaled FP8, and INT4 in groups along the columns."""
-    block, group = quantised.get("weight_block_size"), quantised.get("group_size") or 0
-    if block:
-        return {(max(block), "FP8 blocks")}
-    in_rows = module.endswith(("k_proj", "in_proj_qkv"))  # divided by rows, each of which has groups of its own
-    return {(group, "INT4 groups")} if group > 0 and not in_rows else set()

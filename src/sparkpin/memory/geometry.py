@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from sparkpin.core.errors import ManifestError
+from sparkpin.pins.reading import read_yaml
 
-DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}
+RULES: Any = read_yaml(Path(__file__).with_name("rules.yaml"))
+DTYPE_BYTES: Mapping[str, int] = RULES["dtype_bytes"]
 KNOWN = ("full_attention", "linear_attention", "sliding_attention")
-DIVIDED = {
-    "heads": "attention heads",
-    "key_heads": "linear key heads",
-    "value_heads": "linear value heads",
-    "expert_width": "expert width",
-}
 NEXT = "choose a model whose config.json describes a Qwen3.5 or a plain attention model"
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """attention, linear: layers of each kind; draft: MTP layers, each with full attention. sliding: of a drafter's
-    attention layers those that see the last `window` tokens alone.
+    """attention, linear: layers of each kind, a drafter's with a sliding window counted as if they had none; draft: MTP
+    layers, each with full attention.
 
     key_heads to value_dim and conv_kernel are those of the linear attention (Gated DeltaNet), 0 where there is none.
     ssm_dtype: the type that the config demands of the recurrent state, None where it demands none.
@@ -41,18 +38,13 @@ class Geometry:
     key_dim: int
     value_heads: int
     value_dim: int
+    experts: int
     experts_per_token: int
     expert_width: int
     max_positions: int
     dtype: str
     ssm_dtype: str | None
     vision: bool
-    sliding: int = 0
-    window: int = 0
-
-    @property
-    def layers(self) -> int:
-        return self.attention + self.linear
 
     @property
     def conv_width(self) -> int:
@@ -63,12 +55,12 @@ class Geometry:
         """The first size that `ranks` does not divide, though vLLM must divide it; "" where all are whole."""
         if self.kv_heads % ranks and ranks % self.kv_heads:
             return f"KV heads ({self.kv_heads})"
-        sizes = ((what, getattr(self, name)) for name, what in DIVIDED.items())
+        sizes = ((what, getattr(self, name)) for name, what in RULES["divided"].items())
         return next((f"{what} ({size})" for what, size in sizes if size % ranks), "")
 
     def shard(self, ranks: int) -> Geometry:
         """What one of `ranks` tensor-parallel GPUs holds of each layer; KV heads are copied where there are fewer."""
-        parts = {name: getattr(self, name) // ranks for name in DIVIDED}
+        parts = {name: getattr(self, name) // ranks for name in RULES["divided"]}
         return replace(self, kv_heads=max(1, self.kv_heads // ranks), **parts)
 
 
@@ -93,31 +85,18 @@ def read_geometry(config: Mapping[str, Any], origin: str, *, drafter: bool = Fal
             raise ManifestError(origin, key, word, f"one of {', '.join(DTYPE_BYTES)}", next_step=NEXT)
     layers = number("num_hidden_layers")
     kinds = layer_kinds(text, layers, origin, KNOWN if drafter else KNOWN[:2])
-    linear, sliding = kinds.count("linear_attention"), kinds.count("sliding_attention")
-    hidden, heads = number("hidden_size"), number("num_attention_heads")
-    default = None if linear else 0
+    linear = kinds.count("linear_attention")
+    defaults = {"sizes": None, "linear_sizes": None if linear else 0, "optional_sizes": 0}
+    sizes = {name: number(key, least) for table, least in defaults.items() for name, key in RULES[table].items()}
+    sizes["expert_width"] = sizes["expert_width"] or number("intermediate_size", 0)
     return Geometry(
         attention=layers - linear,
         linear=linear,
-        draft=number("mtp_num_hidden_layers", 0),
-        hidden=hidden,
-        vocabulary=number("vocab_size"),
-        heads=heads,
-        kv_heads=number("num_key_value_heads"),
-        head_dim=number("head_dim", hidden // heads),
-        conv_kernel=number("linear_conv_kernel_dim", default),
-        key_heads=number("linear_num_key_heads", default),
-        key_dim=number("linear_key_head_dim", default),
-        value_heads=number("linear_num_value_heads", default),
-        value_dim=number("linear_value_head_dim", default),
-        experts_per_token=number("num_experts_per_tok", 0),
-        expert_width=number("moe_intermediate_size", 0) or number("intermediate_size", 0),
-        max_positions=number("max_position_embeddings"),
+        head_dim=number("head_dim", sizes["hidden"] // sizes["heads"]),
         dtype=dtype,
         ssm_dtype=ssm_dtype,
-        sliding=sliding,
-        window=number("sliding_window") if sliding else 0,
         vision=any(str(name).endswith("ForConditionalGeneration") for name in config.get("architectures") or ()),
+        **sizes,
     )
 
 

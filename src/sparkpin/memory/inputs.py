@@ -16,18 +16,18 @@ from sparkpin.checkpoint import shapes
 from sparkpin.checkpoint.repository import CONFIG, header_of, read_json
 from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.checkpoint.steps import checkpoint_steps, used_repositories
-from sparkpin.core.errors import HostError, InputError
+from sparkpin.core.errors import InputError
 from sparkpin.core.names import MACHINES
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import gib
 from sparkpin.fetch import model
 from sparkpin.host import machine as host
 from sparkpin.memory import estimates
-from sparkpin.memory.decode import SHORT, DecodeModel, Speed, decode_model
+from sparkpin.memory.decode import SHORT, DecodeModel, Speed
 from sparkpin.memory.geometry import Geometry, read_geometry, text_of
 from sparkpin.memory.plan import Machine, MemoryPlan, make_plan
 from sparkpin.memory.settings import Platform, Settings, read_settings
-from sparkpin.memory.weights import DRAFTER, alike, weigh
+from sparkpin.memory.weights import DRAFTER, EMBEDDINGS, HEAD, WeightKind, alike, weigh
 from sparkpin.pins import manifests, schema, vllm_command, vllm_flags
 from sparkpin.pins import nodes as placement
 
@@ -47,13 +47,19 @@ class PlanInputs:
     notes: tuple[str, ...] = ()
 
     @functools.cached_property
+    def weights(self) -> list[WeightKind]:
+        return weigh(self.tensors, self.geometry, self.settings, symmetric=self.symmetric)
+
+    @property
     def decode(self) -> DecodeModel:
-        return decode_model(self.tensors, self.geometry, self.settings, symmetric=self.symmetric)
+        reads = {row.kind: row.read for row in self.weights}
+        reads.setdefault(HEAD, reads.get(EMBEDDINGS, 0))  # tied: the head is the embedding matrix
+        has_head = any(info.name.endswith("/lm_head.weight") for info in self.tensors)
+        return DecodeModel(self.geometry, self.settings, reads, self.settings.drafter is not None and not has_head)
 
     def plan(self, machine: Machine) -> MemoryPlan:
         """Of a recipe for several machines that of each: `needed` and `left` are bytes of one."""
-        weights = weigh(self.tensors, self.geometry, self.settings, symmetric=self.symmetric)
-        return replace(make_plan(self.geometry, self.settings, weights, machine), notes=self.notes)
+        return replace(make_plan(self.geometry, self.settings, self.weights, machine), notes=self.notes)
 
 
 def read_inputs(
@@ -67,9 +73,8 @@ def read_inputs(
     steps = checkpoint_steps(chain, pin)
     used = used_repositories(pin, steps)
     ahead = None if is_locked(paths.project, recipe) else shapes.shapes_of(paths.project, pin, used)
-    if ahead:
-        listings = {name: one.listing(name) for name, one in ahead.items()}
-    else:
+    listings = {name: one.listing(name) for name, one in (ahead or {}).items()}
+    if not ahead:
         listings = model.listings(paths, pin, manifests.load_model_lock(paths.project, pin), only=used)
     planned = checkpoints.make_plan(listings, pin, steps)
     platform: Platform = "cuda" if stack.platform == SPARK else "cpu"
@@ -108,8 +113,7 @@ def yarn_notes(config: Mapping[str, Any]) -> Iterator[str]:
     rope = text_of(config).get("rope_parameters") or {}
     base, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
     if rope.get("rope_type") == "yarn" and base and factor:  # vLLM refuses a config that lacks one
-        reach = f"{int(base * factor):,}"
-        yield f"YaRN reaches {reach} positions and changes short prompts (docs/memory.md#a-million-tokens)"
+        yield f"YaRN: {int(base * factor):,} positions; it changes short prompts (docs/memory.md#a-million-tokens)"
 
 
 def as_if(argv: list[str], env: dict[str, str], nodes: int, *, gpu: bool) -> tuple[list[str], dict[str, str]]:
@@ -132,9 +136,8 @@ def speed_of(
     on one Spark."""
     published, settings = manifests.load_published(paths.project), inputs.settings
     drafter = manifests.model_of(paths.project, recipe).drafter
-    accepted = published.accepted if settings.draft_layers else None
-    if drafter and drafter.drafts:
-        accepted = drafter.drafts.accepted
+    of_mtp = published.accepted if settings.draft_layers else None
+    accepted = drafter.drafts.accepted if drafter and drafter.drafts else of_mtp
     one_spark = settings.ranks == 1 and bandwidth == estimates.SPARK_BANDWIDTH
     figures = [one for one in published.speeds if one_spark and (one.recipe, one.stage) == (recipe.name, stage)]
     steps = {length: inputs.decode.step(length) for length in (SHORT, *lengths) if length >= SHORT}
@@ -147,17 +150,14 @@ def machine_for(stack: schema.Stack, memory: str = "", free: str = "") -> Machin
     if memory:
         total = parse_size("memory", memory)
         made = Machine(total, total, f"a machine with {memory}", "flag")
-    elif here.arch == MACHINES[stack.platform]:
-        made = Machine(here.memory_total, here.memory_available, "this machine", "measured")
-    elif stack.platform == SPARK:
+    elif stack.platform == SPARK and here.arch != MACHINES[SPARK]:
         made = Machine(estimates.SPARK_TOTAL, estimates.SPARK_FREE, "an idle DGX Spark", "estimate")
     else:
-        raise HostError(f"stack {stack.name} is for {stack.platform}", next_step="give --memory, such as --memory 32GB")
+        made = Machine(here.memory_total, here.memory_available, "this machine", "measured")
     if not free:
         return made
     if (size := parse_size("free", free)) > made.total:
-        expected = f"no more than the {gib(made.total)} of {made.source}"
-        raise InputError(f"--free: got {free}, expected {expected}", next_step="give --memory, the size of all memory")
+        raise InputError(f"--free: got {free}, expected at most {gib(made.total)}", next_step="give --memory, too")
     return replace(made, free=size)
 
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from sparkpin.core.terminal import gib
 from sparkpin.host.machine import HOST_RESERVE
-from sparkpin.memory import estimates
 from sparkpin.memory.cache import FORMATS, Cache, lay_out
-from sparkpin.memory.estimates import Estimate
+from sparkpin.memory.estimates import How, MemoryLine, activations, estimated
 from sparkpin.memory.geometry import Geometry
 from sparkpin.memory.settings import LONG, Settings
 from sparkpin.memory.weights import WeightKind
 from sparkpin.pins.vllm_flags import AUTO
 
 LENGTHS = (32_768, 131_072, 262_144)
-How = Literal["header", "config", "flag", "vLLM's rule", "estimate", "measured"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +29,6 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryLine:
-    """One share of the memory, and how it is known. span: lowest and highest bytes."""
-
-    what: str
-    bytes: int
-    span: tuple[int, int]
-    how: How
-    note: str
-
-
-def line(what: str, size: Estimate | int, note: str, how: How = "estimate") -> MemoryLine:
-    likely, *span = size if isinstance(size, Estimate) else (size, size, size)
-    return MemoryLine(what, likely, (span[0], span[1]), how, note)
-
-
-@dataclass(frozen=True, slots=True)
 class Capacity:
     """What a pool holds in one cache format. tokens, concurrency: as vLLM logs them for max_model_len.
 
@@ -55,7 +36,6 @@ class Capacity:
     """
 
     cache: Cache
-    chosen: bool
     blocks: int
     tokens: int
     concurrency: float
@@ -67,7 +47,8 @@ class MemoryPlan:
     """Of one machine: of a release for several machines, of each of them.
 
     inside: shares before the KV pool; outside: shares that vLLM's budget does not count. budget: what vLLM wants to be
-    free at its start; None where nothing is asked. pool_line: the KV cache's share.
+    free at its start; None where nothing is asked. pool_line: the KV cache's share. capacities: that of the recipe's
+    format first.
     """
 
     geometry: Geometry
@@ -84,7 +65,7 @@ class MemoryPlan:
 
     @property
     def chosen(self) -> Capacity:
-        return next(capacity for capacity in self.capacities if capacity.chosen)
+        return self.capacities[0]
 
     @property
     def lines(self) -> tuple[MemoryLine, ...]:
@@ -121,22 +102,18 @@ class MemoryPlan:
         """Why it does not fit."""
         settings, chosen, length, found = self.settings, self.chosen, self.max_model_len, list[str]()
         if length > self.geometry.max_positions and not settings.longer:  # config/model.py, _get_and_verify_max_len
-            more = f"{length:,} is more than the model's {self.geometry.max_positions:,} positions"
-            found.append(f"--max-model-len {more}: vLLM refuses it without {LONG}=1, YaRN or not")
+            found.append(f"--max-model-len {length:,}: beyond {self.geometry.max_positions:,} vLLM requires {LONG}=1")
         if self.budget is not None and not self.pool and self.fixed >= self.budget:
-            lack = "nothing is left for the cache"
-            found.append(f"weights and the rest take {gib(self.fixed)}, the budget is {gib(self.budget)}: {lack}")
+            found.append(f"no cache is left: weights and the rest take {gib(self.fixed)} of {gib(self.budget)}")
         elif not chosen.cache.requests(chosen.blocks, max(length, 1)):
             longest = chosen.cache.longest(chosen.blocks)
             lack = f"one request of {length:,} tokens, so vLLM would not start: --max-model-len {longest} fits"
             found.append(f"the KV pool of {gib(self.pool)} does not hold {lack if longest else 'a single request'}")
         elif settings.max_num_seqs > chosen.blocks and chosen.cache.states.sizes and not settings.eager:
             # vllm/config/compilation.py, resolve_cudagraph_mode_and_sizes, with graphs of whole decode steps.
-            why = f"the pool has {chosen.blocks} blocks, and each sequence needs one for its states"
-            found.append(f"--max-num-seqs {settings.max_num_seqs}: {why}, so vLLM would not start")
+            found.append(f"--max-num-seqs {settings.max_num_seqs}: each needs one of the pool's {chosen.blocks} blocks")
         if self.left < 0:
-            free = f"{gib(self.machine.free)} are free ({self.machine.source})"
-            found.append(f"it needs {gib(self.needed)} and {free}")
+            found.append(f"it needs {gib(self.needed)}, {gib(self.machine.free)} are free ({self.machine.source})")
         return found
 
     @property
@@ -158,15 +135,16 @@ def make_plan(geometry: Geometry, settings: Settings, weights: Sequence[WeightKi
     # gpu_worker.py, cpu_worker.py: a share of all memory must be free at the start, on a GPU even if the pool is given.
     share = math.ceil(machine.total * settings.utilization)
     if settings.kv_bytes is None:
-        likely, least, most = map(sum, zip(*((one.bytes, *one.span) for one in inside), strict=True))
-        left = Estimate(*(max(0, share - size) for size in (likely, most, least)))
-        pool = line("KV pool", left, f"what is left of {settings.utilization:g} of all memory", "vLLM's rule")
+        sizes = zip(*((one.bytes, *reversed(one.span)) for one in inside), strict=True)
+        likely, *span = (max(0, share - sum(taken)) for taken in sizes)
+        rule = f"what is left of {settings.utilization:g} of all memory"
+        pool = MemoryLine("KV pool", likely, (span[0], span[1]), "vLLM's rule", rule)
     else:
-        pool = line("KV pool", settings.kv_bytes, settings.kv_from, "flag")
-    own, max_len = lay_out(geometry, settings), settings.max_model_len
-    if max_len == AUTO:
-        max_len = min(geometry.max_positions, own.longest(own.blocks(pool.bytes)))
+        pool = MemoryLine("KV pool", settings.kv_bytes, (settings.kv_bytes,) * 2, "flag", settings.kv_from)
     caches = [lay_out(geometry, settings, name) for name in dict.fromkeys((settings.cache_dtype, *FORMATS))]
+    max_len = settings.max_model_len
+    if max_len == AUTO:
+        max_len = min(geometry.max_positions, caches[0].longest(caches[0].blocks(pool.bytes)))
     return MemoryPlan(
         geometry=geometry,
         settings=settings,
@@ -177,36 +155,37 @@ def make_plan(geometry: Geometry, settings: Settings, weights: Sequence[WeightKi
         weights=tuple(weights),
         budget=share if settings.kv_bytes is None or settings.platform == "cuda" else None,
         pool_line=pool,
-        capacities=tuple(capacity(one, pool.bytes, max_len, chosen=one == own) for one in caches),
+        capacities=tuple(capacity(cache, pool.bytes, max_len) for cache in caches),
     )
 
 
 def inside_lines(geometry: Geometry, settings: Settings, weights: Sequence[WeightKind]) -> Iterator[MemoryLine]:
     """What is there before the KV pool."""
-    step = f"{settings.max_num_batched_tokens:,} tokens a step, {settings.max_num_seqs:,} sequences"
-    yield line("weights", sum(row.held for row in weights), "see below", "header")
-    yield line("activations", estimates.activations(geometry, settings), step)
+    held = sum(row.held for row in weights)
+    yield MemoryLine("weights", held, (held, held), "header", "see below")
+    yield activations(geometry, settings)
     if settings.platform == "cpu":
-        yield line("server process", estimates.CPU_PROCESS, "0.95 GiB measured with scripted-tiny")
+        yield estimated("server process")
         return
-    note = "--enforce-eager: none" if settings.eager else "1.29 GiB published for 48 layers"
-    yield line("CUDA graphs", estimates.graphs(geometry, settings), note)
-    yield line("what vLLM counts as its own", estimates.HELD, "all that MemAvailable falls by meanwhile")
-    if buffers := estimates.LOADER_BUFFERS.get(settings.loader):
-        yield line("loader's buffers", buffers, f"--load-format {settings.loader}")
+    if not settings.eager:
+        drafting = settings.drafter.attention if settings.drafter else settings.draft_layers
+        yield estimated("CUDA graphs", (geometry.attention + geometry.linear + drafting) / 48)
+    yield estimated("what vLLM counts as its own")
+    if settings.loader == "instanttensor":
+        yield estimated("loader's buffers")
 
 
 def outside_lines(settings: Settings) -> Iterator[MemoryLine]:
     """What vLLM's budget does not count."""
     if settings.platform == "cuda":
-        yield line("server outside the budget", estimates.SPARK_SERVER, "unified memory")
+        yield estimated("server outside the budget")
         if settings.ranks > 1:
-            yield line("NCCL's buffers", estimates.NCCL, "from a report of four Sparks")
-        yield line("kept for the machine", HOST_RESERVE, "below it the server is ended", "config")
+            yield estimated("NCCL's buffers")
+        yield MemoryLine("kept for the machine", HOST_RESERVE, (HOST_RESERVE,) * 2, "config", "the server ends below")
 
 
-def capacity(cache: Cache, pool: int, max_len: int, *, chosen: bool) -> Capacity:
+def capacity(cache: Cache, pool: int, max_len: int) -> Capacity:
     blocks = cache.blocks(pool)
     tokens, concurrency = cache.capacity(blocks, max_len) if max_len > 0 else (0, 0.0)
     lengths = sorted({length for length in (*LENGTHS, max_len) if 0 < length <= max_len})
-    return Capacity(cache, chosen, blocks, tokens, concurrency, {n: cache.requests(blocks, n) for n in lengths})
+    return Capacity(cache, blocks, tokens, concurrency, {n: cache.requests(blocks, n) for n in lengths})

@@ -8,34 +8,23 @@ vllm/utils/argparse_utils.py; VLLM_CPU_KVCACHE_SPACE: vllm/platforms/cpu.py. Rea
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from sparkpin.core.errors import ManifestError
-from sparkpin.memory.geometry import DTYPE_BYTES, Geometry
+from sparkpin.memory.geometry import DTYPE_BYTES, RULES, Geometry
 from sparkpin.pins.nodes import TENSOR
 from sparkpin.pins.vllm_command import CPU_SPACE, KV_BYTES
 from sparkpin.pins.vllm_flags import AUTO, NEXT, SPECULATION, Flags
 
 Platform = Literal["cpu", "cuda"]
 GIB = 1 << 30
-PACKED = ("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc")
-CACHE_BITS: Mapping[str, tuple[int, int]] = {
-    **{name: (8 * size, 8 * size) for name, size in DTYPE_BYTES.items()},
-    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2"), (8, 8)),
-    **dict(zip(PACKED, ((8, 4), (4, 4), (3, 4), (3, 3)), strict=True)),
-}
-"""Of a cached key's and of a value's component: vLLM, model_executor/layers/quantization/turboquant/config.py."""
-STEP_TOKENS = 2048
-SEQUENCES: Mapping[Platform, int] = {"cpu": 128, "cuda": 256}
-"""Tokens a step and sequences of a server by default. vLLM gives a GPU from 70 GiB on 8,192 and 1,024, and a GB10 not:
-until 0.32 NVML had no memory to report of it (vllm-project/vllm#57378), 0.33 knows it by its compute capability. We
-have a stack for no other GPU."""
-LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
-ADDITIONAL = "--additional-config"
-AT_ONCE = ("dflash", "dspark")
-"""Methods that draft all tokens in one pass: vLLM 0.32, config/speculative.py, `parallel_drafting`."""
+PACKED: Mapping[str, Sequence[int]] = RULES["packed_bits"]
+# Bits of a cached key's and of a value's component.
+PLAIN = {name: (8 * size, 8 * size) for name, size in DTYPE_BYTES.items()}
+CACHE_BITS: Mapping[str, Sequence[int]] = {**PLAIN, **dict.fromkeys(RULES["fp8"], (8, 8)), **PACKED}
+LONG, ADDITIONAL = "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "--additional-config"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +51,6 @@ class Settings:
     dtype: str
     ssm_dtype: str
     block_size: int | None
-    draft_tokens: int
-    draft_layers: int
-    draft_passes: int
-    draft_rows: int
-    draft_bits: int
     drafter: Geometry | None
     prefix_caching: bool
     checkpoints: bool
@@ -79,10 +63,15 @@ class Settings:
     loader: str
     longer: bool
     unread: tuple[str, ...]
+    draft_tokens: int = 0
+    draft_layers: int = 0
+    draft_passes: int = 0
+    draft_rows: int = 0
+    draft_bits: int = 8
 
     @property
-    def widened(self) -> bool:
-        """Whether INT4 experts and FP8 layers are expanded to 16 bits, as the mods do on a CPU."""
+    def on_cpu(self) -> bool:
+        """INT4 experts and FP8 layers are expanded to 16 bits there, by the mods."""
         return self.platform == "cpu"
 
 
@@ -101,59 +90,51 @@ def read_settings(
     Raises ManifestError for a value that is not what the flag takes, and for flags that change the caches in a way that
     this plan does not know.
     """
-    flags.refuse(pipeline_parallel_size="1", decode_context_parallel_size="1", data_parallel_size="1")
-    flags.refuse(kv_offloading_size="0", cpu_offload_gb="0", offload_group_size="0", kv_transfer_config="{}")
-    flags.refuse(kv_cache_dtype_skip_layers="", num_gpu_blocks_override="", mamba_cache_dtype="auto")
+    flags.refuse(**RULES["refused"])
+    ranks = flags.number(TENSOR) or 1
+    if whole := geometry.undivided(ranks):
+        raise ManifestError(flags.origin(TENSOR), TENSOR, ranks, f"a divisor of the model's {whole}", next_step=NEXT)
     cuda, dtype = platform == "cuda", choice(flags, "--dtype", geometry.dtype, DTYPE_BYTES)
     # Without the flag: the config's (model_executor/models/config.py), else that of the convolution
     # (layers/mamba/mamba_utils.py), but on a CPU with AVX512-BF16 float32 (platforms/cpu.py).
     state = geometry.ssm_dtype or ("float32" if wide_state and not cuda else dtype)
     kv_bytes, kv_from = pool_bytes(flags, env, platform)
-    draft_tokens, draft_layers, draft_passes = drafting(flags, geometry, drafter)
-    rows, bits, other_config = draft_rows(flags, geometry)
+    drafts, other = drafting(flags, geometry, drafter), flags.json(ADDITIONAL)
+    rows = draft_rows(other, geometry)
+    if drafts.get("draft_layers") and "draft-vocabulary" in mods:
+        drafts |= rows
     caching = flags.on("--enable-prefix-caching", default=True)
     # FlashInfer's kernel, which is taken on SM12x with CUDA 13 and heads of 128: vLLM 0.33,
     # model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py. Read there, not run.
     stores = geometry.key_dim == 128 and flags.text("--gdn-prefill-backend") in (None, "auto", "flashinfer")
     max_len = flags.number("--max-model-len", auto=True) or geometry.max_positions
     seqs, longest = flags.number("--max-num-seqs"), geometry.max_positions if max_len == AUTO else max_len
-    batched = flags.number("--max-num-batched-tokens") or min(STEP_TOKENS, (seqs or SEQUENCES[platform]) * longest)
+    most_seqs, most = RULES["sequences"][platform], RULES["tokens_a_step"]
+    batched = flags.number("--max-num-batched-tokens") or min(most, (seqs or most_seqs) * longest)
     return Settings(
         platform=platform,
         max_model_len=max_len,
-        max_num_seqs=seqs or min(SEQUENCES[platform], batched),
+        max_num_seqs=seqs or min(most_seqs, batched),
         max_num_batched_tokens=batched,
-        utilization=flags.fraction("--gpu-memory-utilization") or 0.92,
+        utilization=flags.fraction("--gpu-memory-utilization") or RULES["utilization"],
         cache_dtype=choice(flags, "--kv-cache-dtype", dtype, CACHE_BITS),
         dtype=dtype,
         ssm_dtype=choice(flags, "--mamba-ssm-cache-dtype", state, DTYPE_BYTES),
         block_size=flags.number("--block-size"),
-        draft_tokens=draft_tokens,
-        draft_layers=draft_layers,
-        draft_passes=draft_passes,
-        draft_rows=rows if draft_layers and "draft-vocabulary" in mods else 0,
-        draft_bits=bits if draft_layers else 8,
-        drafter=drafter if draft_passes else None,
+        drafter=drafter if "draft_passes" in drafts else None,
         prefix_caching=caching,
         checkpoints=caching and cuda and stores,
         eager=flags.on("--enforce-eager") or not cuda,
         kv_bytes=kv_bytes,
         kv_from=kv_from,
-        ranks=tensor_ranks(flags, geometry),
+        ranks=ranks,
         int8_head="int8-lm-head" in mods,
         text_only=flags.on("--language-model-only") or not geometry.vision,
         loader=flags.text("--load-format") or "auto",
         longer=env.get(LONG, "").strip().lower() in ("1", "true"),
-        unread=(*flags.unread(), *other_config),
+        unread=(*flags.unread(), *([f"{ADDITIONAL} {json.dumps(other)}"] if other else ())),
+        **drafts,
     )
-
-
-def tensor_ranks(flags: Flags, geometry: Geometry) -> int:
-    ranks = flags.number(TENSOR) or 1
-    if undivided := geometry.undivided(ranks):
-        expected = f"a divisor of the model's {undivided}"
-        raise ManifestError(flags.origin(TENSOR), TENSOR, ranks, expected, next_step=NEXT)
-    return ranks
 
 
 def choice(flags: Flags, name: str, default: str, choices: Mapping[str, object]) -> str:
@@ -174,37 +155,30 @@ def pool_bytes(flags: Flags, env: Mapping[str, str], platform: Platform) -> tupl
     return given, "" if given is None else f"{KV_BYTES} {flags.text(KV_BYTES)} of {flags.origin(KV_BYTES)}"
 
 
-def drafting(flags: Flags, geometry: Geometry, drafter: Geometry | None) -> tuple[int, int, int]:
-    """Tokens drafted in a step, attention layers of an MTP drafter, and passes of a second model: (0, 0, 0) without
-    speculation."""
+def drafting(flags: Flags, geometry: Geometry, drafter: Geometry | None) -> dict[str, int]:
+    """Of Settings what speculation decides: nothing without it."""
     config = flags.json(SPECULATION)
     if not config:
-        return 0, 0, 0
+        return {}
     method, tokens = str(config.get("method")), config.get("num_speculative_tokens") or geometry.draft
     is_mtp = method == "mtp" or method.endswith("_mtp")
     if not drafter and method != "ngram" and not (is_mtp and geometry.draft):
         expected = "ngram, mtp of a model with mtp_num_hidden_layers, or that of the recipe's drafter"
         raise ManifestError(flags.origin(SPECULATION), f"{SPECULATION} method", method, expected, next_step=NEXT)
     if not isinstance(tokens, int) or tokens < 1:
-        key, expected = "num_speculative_tokens", "a positive whole number"
-        raise ManifestError(flags.origin(SPECULATION), key, tokens, expected, next_step=NEXT)
-    if drafter:
-        return tokens, 0, 1 if method in AT_ONCE or config.get("parallel_drafting") is True else tokens
-    return tokens, geometry.draft if is_mtp else 0, 0
+        raise ManifestError(flags.origin(SPECULATION), "num_speculative_tokens", tokens, "1 or more", next_step=NEXT)
+    if not drafter:
+        return {"draft_tokens": tokens, "draft_layers": geometry.draft if is_mtp else 0}
+    at_once = method in RULES["drafts_at_once"] or config.get("parallel_drafting") is True
+    return {"draft_tokens": tokens, "draft_passes": 1 if at_once else tokens}
 
 
-def draft_rows(flags: Flags, geometry: Geometry) -> tuple[int, int, tuple[str, ...]]:
-    """Rows of the LM head that mods/draft-vocabulary copies, 0 for none; bits of a weight in them; and what else
-    `--additional-config` says.
+def draft_rows(additional: dict[str, Any], geometry: Geometry) -> dict[str, int]:
+    """Of Settings what mods/draft-vocabulary reads in `--additional-config`; its keys are taken out of there.
 
     The tokens that it adds to a list, some tens, are not counted.
     """
-    rest = flags.json(ADDITIONAL)
-    listed, bits, rows = rest.get("draft_vocabulary"), 8, 0
-    if rest.get("draft_head") == {"bits": 4}:
-        bits, rows = 4, geometry.vocabulary
-        del rest["draft_head"]
-    if isinstance(listed, dict) and "first" in listed:
-        rows = listed["first"]
-        del rest["draft_vocabulary"]
-    return rows, bits, (f"{ADDITIONAL} {json.dumps(rest)}",) if rest else ()
+    bits = 4 if additional.pop("draft_head", None) == {"bits": 4} else 8
+    listed = additional.pop("draft_vocabulary", None)  # the mod refuses whatever has no `first`
+    rows = listed.get("first", 0) if isinstance(listed, dict) else geometry.vocabulary if bits == 4 else 0
+    return {"draft_rows": rows, "draft_bits": bits}

@@ -8,18 +8,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sparkpin.checkpoint.safetensors import TensorInfo
-from sparkpin.memory.geometry import Geometry
+from sparkpin.memory.geometry import RULES, Geometry
 from sparkpin.memory.settings import Settings
 
 INT4 = ("qweight", "qzeros", "scales", "g_idx")
 FP8 = ("F8_E4M3", "F8_E5M2")
 HEAD, MTP, MTP_EXPERTS, EMBEDDINGS = "LM head", "MTP layer", "MTP experts", "embeddings"
 VISION, DRAFTER = "vision tower", "drafter"
-KINDS = (
-    "INT4 experts", "INT4 layers", "FP4 experts", "FP4 layers", "FP8 experts", "FP8 layers",
-    "16-bit experts", "16-bit layers", "32-bit layers", EMBEDDINGS, HEAD, MTP, MTP_EXPERTS, VISION, DRAFTER,
-)  # fmt: skip
-"""In the order of a table."""
 # A second model's names begin with its folder.
 BY_NAME = {".drafter/": DRAFTER, ".mtp.": MTP, ".visual.": VISION, "embed_tokens": EMBEDDINGS, "lm_head": HEAD}
 
@@ -65,7 +60,7 @@ def weigh(
         held += copied_bytes(info, kind, settings)
         for at, more in enumerate((1, info.nbytes, -(-held // parts), read)):
             row[at] += count * more
-    return [WeightKind(kind, *counts[kind]) for kind in KINDS if kind in counts]
+    return [WeightKind(kind, *counts[kind]) for kind in RULES["weights"] if kind in counts]
 
 
 def parts_of(info: TensorInfo, geometry: Geometry, settings: Settings) -> int:
@@ -76,7 +71,7 @@ def parts_of(info: TensorInfo, geometry: Geometry, settings: Settings) -> int:
     (model_executor/layers/linear.py, QKVParallelLinear).
     """
     name = f".{info.name}"
-    if WHOLE.search(name) or (WHOLE_ON_CUDA.search(name) and not settings.widened):
+    if WHOLE.search(name) or (WHOLE_ON_CUDA.search(name) and not settings.on_cpu):
         return 1
     if KEYS.search(name):
         return min(settings.ranks, geometry.kv_heads)
@@ -108,9 +103,9 @@ def held_bytes(info: TensorInfo, kind: str, settings: Settings) -> int:
         # checkpoint that holds the codes has as tensors of their own.
         rows, columns = info.shape
         return rows * (-(-columns // 64) * 64) + (0 if info.dtype == "I8" else 2 * (rows + columns))
-    if settings.widened and kind == "INT4 experts":
+    if settings.on_cpu and kind == "INT4 experts":
         return info.nbytes * 4 if info.name.endswith(".qweight") else 0  # eight codes in each int32
-    if settings.widened and kind == "FP8 layers":
+    if settings.on_cpu and kind == "FP8 layers":
         return info.nbytes * 2 if info.name.endswith(".weight") else 0
     return info.nbytes
 
@@ -124,6 +119,6 @@ def copied_bytes(info: TensorInfo, kind: str, settings: Settings) -> int:
     if kind != HEAD or not settings.draft_rows or len(info.shape) != 2:
         return 0
     rows = info.shape[0]
-    if settings.draft_bits == 4 and not settings.widened:
+    if settings.draft_bits == 4 and not settings.on_cpu:
         return min(settings.draft_rows, rows) * (-(-info.shape[1] // 32) * 16 + 4)
     return held_bytes(info, kind, settings) * min(settings.draft_rows, rows) // rows

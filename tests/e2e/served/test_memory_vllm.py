@@ -137,8 +137,8 @@ def wanted_cases() -> tuple[list[dict[str, Any]], dict[tuple[str, int, int], dic
                     wanted[name, length, pool] = {"longest": cache.longest(blocks)}
                     continue
                 wanted[name, length, pool] = {
-                    "block_size": cache.block_size,
-                    "page_bytes": cache.page_bytes,
+                    "block_size": cache.attention.block_size,
+                    "page_bytes": cache.block_bytes // max(cache.groups),
                     "groups": sorted(cache.groups),
                     "blocks": blocks,
                     "tokens": tokens,

@@ -144,9 +144,10 @@ def test_a_drafter_of_other_geometry_has_groups_of_its_own() -> None:
         Machine(130 << 30, 118 << 30, "a test", "flag"),
     )
     cache = made.chosen.cache
-    assert cache.groups == (6,) * 9 and [one.sizes for one in cache.drafts] == [(6,)]
-    assert cache.block_size == 2 * cache.drafts[0].block_size
-    assert cache.request_blocks(10 * cache.block_size) == 2 * 10 + 6 * 13 + 20  # 13 states: its own and 12 drafts'
+    assert cache.groups == (6,) * 9 and cache.drafts.sizes == (6,)
+    size = cache.attention.block_size
+    assert size == 2 * cache.drafts.block_size
+    assert cache.request_blocks(10 * size) == 2 * 10 + 6 * 13 + 20  # 13 states: its own and 12 drafts'
 
 
 TRITON = ("--gdn-prefill-backend", "triton")

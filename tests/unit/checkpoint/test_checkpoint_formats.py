@@ -14,7 +14,7 @@ import safetensors
 from checkpoint_samples import ALL, BODY, EXTRA, HYBRID, RULE, Sample, read_tensors
 
 from sparkpin.checkpoint.formats import Patterns
-from sparkpin.checkpoint.safetensors import item_size
+from sparkpin.checkpoint.safetensors import ITEM_SIZE
 from sparkpin.checkpoint.steps import checkpoint_key, lock_for, require
 from sparkpin.core.errors import CheckpointError, ManifestError
 
@@ -150,7 +150,7 @@ def test_data_is_aligned_in_long_runs_and_the_reference_reader_reads_it(pair: Pa
         header = samples.read_header(made / file)
         infos = list(header.tensors.values())
         assert header.data_start % 8 == 0
-        assert all((info.begin - header.data_start) % item_size(info.dtype) == 0 for info in infos)
+        assert all((info.begin - header.data_start) % ITEM_SIZE[info.dtype] == 0 for info in infos)
         published = list(samples.read_header(pair.root / "int4" / file).tensors)
         kept = [info.name for info in infos if info.name in published and not info.name.endswith("proj.weight")]
         assert kept == [name for name in published if name in kept]
