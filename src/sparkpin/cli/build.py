@@ -120,6 +120,8 @@ def compare_published(plan: BuildPlan, made: Sequence[Release]) -> None:
     for other in confirmed.others:
         say(f"warning: {other} got another image than {last.tag} of these pins")
     what = f"same bytes as published: {', '.join(same)}" if same else "not published for these pins"
+    if published and last.stage in published.images and last.stage not in same:
+        what += f"; {last.stage}: {digests.difference(published.images, images, last.diff_ids)}"
     show(f"{what} ({file}); {confirmed.line}")
 
 

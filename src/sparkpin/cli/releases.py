@@ -48,7 +48,8 @@ def promote(
 
     invoke promote v2-tq
     """
-    from sparkpin.releases import quality_gate  # slow to import, and `images` is asked for often
+    from sparkpin.releases import quality_gate  # slow to import, both, and `images` is asked for often
+    from sparkpin.smoke.drift import is_compared
 
     accept_loss = accept_loss.strip()  # blanks are no reason
     release = Releases(paths).get(tag, recipe)
@@ -59,6 +60,9 @@ def promote(
     accepted = dict.fromkeys(found.lost, accept_loss) if accept_loss else None
     release = current.promote(paths, engine, release, accepted=accepted)
     show("\n".join([f"current release of {release.recipe}: {release.tag}", *found.notes]))
+    if not is_compared(release):
+        below = f"{release.recipe}:{release.demands.parent}"
+        say(f"warning: its numbers were not compared with the stage below (drift): invoke smoke {below}")
     next_serve(paths, engine, release)
 
 
@@ -177,7 +181,8 @@ def show_images(rows: Sequence[Mapping[str, Any]], shared: int | None) -> None:
         verdict, colon, _ = row["smoke"].replace("passed in", "passed").partition(":")
         size = terminal.size(row["size"]) if row["image"] else "missing"
         created = row["created"][:16].replace("T", " ")
-        cells.append((state_text(row["state"]), verdict, size, terminal.size(row["unique_size"] or None), created))
+        state = "previous" if row["previous"] else state_text(row["state"])
+        cells.append((state, verdict, size, terminal.size(row["unique_size"] or None), created))
         if colon:
             notes.append(f"{row['tag']}: smoke test {row['smoke']}")
         if kept := row["protected"]:

@@ -11,7 +11,7 @@ it: that is no difference.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -83,14 +83,18 @@ def compare(published: Published | None, chain: Chain, image: str, diff_ids: Seq
         return None
     if last.image == image:
         return Comparison(image)
+    return Comparison(last.image, difference(known, chain, diff_ids))
+
+
+def difference(known: Mapping[str, PublishedImage], chain: Chain, diff_ids: Sequence[str]) -> str:
+    """The first layer of a chain's last image that is not the published one, in words."""
     entries = [(one.stage, known[one.stage]) for one in chain if one.stage in known]
     named = [(f"{name} of {stage}", diff_id) for stage, entry in entries for name, diff_id in entry.layers.items()]
     for expected, got in zip_longest(named, diff_ids):
         name, diff_id = expected or ("one more than published", "none")
         if diff_id != got:
-            difference = f"the first layer that differs is {name}: published {diff_id}, here {got or 'none'}"
-            return Comparison(last.image, difference)
-    return Comparison(last.image, "each layer is the same, the configuration is another")
+            return f"the first layer that differs is {name}: published {diff_id}, here {got or 'none'}"
+    return "each layer is the same, the configuration is another"
 
 
 def publish(paths: Paths, engine: Engine, name: str) -> int:

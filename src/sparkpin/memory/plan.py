@@ -181,7 +181,7 @@ def outside_lines(settings: Settings) -> Iterator[MemoryLine]:
         yield estimated("server outside the budget")
         if settings.ranks > 1:
             yield estimated("NCCL's buffers")
-        yield MemoryLine("kept for the machine", HOST_RESERVE, (HOST_RESERVE,) * 2, "config", "the server ends below")
+        yield MemoryLine("kept for the machine", HOST_RESERVE, (HOST_RESERVE,) * 2, "config", "server ends below it")
 
 
 def capacity(cache: Cache, pool: int, max_len: int) -> Capacity:

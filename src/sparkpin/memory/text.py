@@ -72,7 +72,7 @@ def speed_lines(speed: Speed, ranks: int) -> Iterator[str]:
         yield "for the highest speed give the memory's bandwidth: --bandwidth GB/s"
         return
     yield f"at {rate / 1e9:g} GB/s the ceiling is{', without what the machines exchange,' if each else ''}"
-    share = f", if {speed.accepted:.0%} of {step.drafted} drafted tokens are accepted" if step.drafted else ""
+    share = f", if {speed.accepted or 0:.0%} of {step.drafted} drafted tokens are accepted" if step.drafted else ""
     ceilings = {length: ceiling for length in speed.steps if (ceiling := speed.ceiling(length))}
     for length, ceiling in ceilings.items():
         yield f"  {ceiling:.1f} tokens/s with {length:,} tokens in the cache{share}"

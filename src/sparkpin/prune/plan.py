@@ -18,10 +18,10 @@ from sparkpin.core.terminal import say
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.prune import unneeded_files as sweep
 from sparkpin.prune.images import EngineState, read_engine, unneeded_tags
+from sparkpin.releases.promotions import landing
 from sparkpin.releases.protection import Protection, protections_of
 from sparkpin.releases.quality_gate import is_refused
 from sparkpin.releases.record import Release, Releases
-from sparkpin.releases.rollback import landing
 
 
 @dataclass(frozen=True, kw_only=True)

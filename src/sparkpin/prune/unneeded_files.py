@@ -210,7 +210,8 @@ def left_over(paths: Paths) -> Iterator[Path]:
     for root in (paths.home, paths.cache):
         for parent, folders, names in os.walk(root):
             found = sorted(name for name in (*folders, *names) if name.startswith(files.PARTIAL))
-            yield from (Path(parent, name) for name in found)
+            if Path(parent).parent != paths.releases:  # there whoever takes the lock of the records removes it
+                yield from (Path(parent, name) for name in found)
             folders[:] = [name for name in folders if name not in found]
     for pattern in WORK:
         yield from sorted(paths.work.glob(pattern))

@@ -13,6 +13,7 @@ from sparkpin.core.tags import image_ref
 from sparkpin.host import machine
 from sparkpin.host.engine import Engine
 from sparkpin.host.images import ImageInfo
+from sparkpin.releases import promotions
 from sparkpin.releases.protection import protections_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import with_others
@@ -36,6 +37,8 @@ def promote(paths: Paths, engine: Engine, release: Release, *, accepted: Mapping
 def not_passed(paths: Paths, release: Release) -> InputError:
     why = f" (smoke test {release.smoke_text})" if release.smoke else ""
     there = f", where it can run: {release.smoke_why}" if release.smoke_inspected else ""
+    same = [one for one in Releases(paths).readable(release.recipe)[0] if one.is_good and one.stage == release.stage]
+    there += f"; or take the newest of its stage that passed: {same[-1].tag}" if same else ""
     return InputError(
         f"{release.tag} is {release.state}{why}; only a release that passed its smoke test is promoted or served",
         next_step=with_others(paths, release) or f"invoke smoke {release.tag}{there}",
@@ -129,8 +132,15 @@ class ImageRows:
 def list_images(paths: Paths, engine: Engine) -> ImageRows:
     """For `invoke images`. In a row, image is None where the engine does not hold the recorded image; sizes are in
     bytes; unique_size counts the layers that no other image of the engine shares, None where the engine does not tell;
-    protected: since when and why, None for most; host: the machine that made it, None in old records.
+    protected: since when and why, None for most; previous: whether a rollback would land on it; host: the machine that
+    made it, None in old records.
     """
+    from sparkpin.releases.quality_gate import is_refused  # slow to import
+
+    def refused(release: Release) -> bool:
+        is_gone = (release.tag, release.image) not in by_name or not records.checkpoint(release).is_dir()
+        return is_gone or is_refused(paths, release)
+
     records = Releases(paths)
     images = engine.images()
     by_name = {(tag, image.config_digest): image for image in images for tag in image.tags}
@@ -140,6 +150,8 @@ def list_images(paths: Paths, engine: Engine) -> ImageRows:
     for recipe in records.recipes():
         releases, broken = records.readable(recipe)
         protections, faults = protections_of(records, recipe), [*faults, *broken]
+        current = next((release for release in releases if release.state == "current"), None)
+        back = promotions.landing(releases, current, records.before(recipe), refused) if current else None
         for release in reversed(releases):
             if image := by_name.get((release.tag, release.image)):
                 present[image.id] = image
@@ -151,6 +163,7 @@ def list_images(paths: Paths, engine: Engine) -> ImageRows:
                     "unique_size": image.unique_size(images) if image else 0,
                     "smoke": release.smoke_text,
                     "protected": asdict(protection) if protection else None,
+                    "previous": release == back,
                     "host": release.host.model_dump() if release.host else None,
                 }
             )

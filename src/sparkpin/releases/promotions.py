@@ -8,13 +8,16 @@ nothing, and the same command again does it all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from sparkpin.core.models import StrictModel
 from sparkpin.core.tags import TAG
+
+if TYPE_CHECKING:
+    from sparkpin.releases.record import Release
 
 FILE = "promotions.json"
 
@@ -53,3 +56,25 @@ def former_of(promotions: Sequence[Promotion]) -> list[str]:
             before.append(str(current))
         current = row.tag
     return before
+
+
+def ways_back(known: Sequence[Release], current: Release, before: Sequence[str]) -> list[str]:
+    """Tags in the order in which a rollback tries them: what was current, the last first; then what is older than the
+    current release, passed and never was current: of its stage, then of any.
+
+    One build makes a release of every stage of a chain, moments apart; the stage below in the same build is not what a
+    person wants back. known: from the oldest to the newest.
+    """
+    never = [one for one in reversed(known) if one.age < current.age and one.state == "passed"]
+    never.sort(key=lambda release: release.stage != current.stage)
+    tags = dict.fromkeys([*reversed(before), *(release.tag for release in never)])
+    return [tag for tag in tags if tag != current.tag]
+
+
+def landing(
+    known: Sequence[Release], current: Release, before: Sequence[str], refused: Callable[[Release], bool]
+) -> Release | None:
+    """Where a rollback would land, without asking an engine. refused: asked as far as it has to be."""
+    named = {release.tag: release for release in known}
+    ways = (named[tag] for tag in ways_back(known, current, before) if tag in named)
+    return next((release for release in ways if release.is_good and not refused(release)), None)

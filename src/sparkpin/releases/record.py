@@ -194,7 +194,7 @@ DERIVED: tuple[State, ...] = ("current", "retired")  # states that no record hol
 
 def state_text(state: str) -> str:
     """As a person reads it; on disk and in JSON it stays what it is."""
-    return "previous" if state == "retired" else state
+    return "was current" if state == "retired" else state
 
 
 def to_json(release: Release) -> dict[str, Any]:

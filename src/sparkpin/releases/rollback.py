@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from sparkpin.core.errors import CheckpointError, InputError, IntegrityError, ManifestError, QualityError, SparkpinError
 from sparkpin.core.paths import Paths
@@ -10,6 +10,7 @@ from sparkpin.core.terminal import say
 from sparkpin.host.engine import Engine
 from sparkpin.releases import lookup, quality_gate
 from sparkpin.releases.current import GoneError, require_current, require_parts
+from sparkpin.releases.promotions import ways_back
 from sparkpin.releases.record import Release, Releases
 
 Check = Callable[[Release], object]
@@ -75,25 +76,3 @@ def require_good(paths: Paths, engine: Engine, release: Release, check: Check) -
     require_parts(paths, engine, release)
     quality_gate.check(paths, release, accepted="")
     check(release)
-
-
-def ways_back(known: Sequence[Release], current: Release, before: Sequence[str]) -> list[str]:
-    """Tags in the order in which a rollback tries them: what was current, the last first; then what is older than the
-    current release, passed and never was current: of its stage, then of any.
-
-    One build makes a release of every stage of a chain, moments apart; the stage below in the same build is not what a
-    person wants back. known: from the oldest to the newest.
-    """
-    never = [one for one in reversed(known) if one.age < current.age and one.state == "passed"]
-    never.sort(key=lambda release: release.stage != current.stage)
-    tags = dict.fromkeys([*reversed(before), *(release.tag for release in never)])
-    return [tag for tag in tags if tag != current.tag]
-
-
-def landing(
-    known: Sequence[Release], current: Release, before: Sequence[str], refused: Callable[[Release], bool]
-) -> Release | None:
-    """Where a rollback would land, without asking an engine. refused: asked as far as it has to be."""
-    named = {release.tag: release for release in known}
-    ways = (named[tag] for tag in ways_back(known, current, before) if tag in named)
-    return next((release for release in ways if release.is_good and not refused(release)), None)

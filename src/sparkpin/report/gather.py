@@ -20,10 +20,10 @@ from sparkpin.memory.plan import MemoryPlan
 from sparkpin.memory.text import log_line
 from sparkpin.pins import manifests
 from sparkpin.releases.kept_inputs import project_of, reason
+from sparkpin.releases.promotions import landing
 from sparkpin.releases.protection import protections_of
 from sparkpin.releases.quality_gate import is_refused
 from sparkpin.releases.record import Release, Releases, now
-from sparkpin.releases.rollback import landing
 from sparkpin.report import facts
 from sparkpin.report.measured import duration, quality_of, smoke_of, speed_of
 from sparkpin.serve.memory_limit import plan_of

@@ -57,6 +57,18 @@ def roll_back(paths: Paths, engine: Engine) -> Release:
     return retention.require_current(Releases(paths), "tiny")
 
 
+def require_previous(paths: Paths, engine: Engine) -> str | None:
+    """The release that the list calls the previous one, if any: where a rollback goes."""
+    rows = retention.list_images(paths, engine).rows
+    listed = [row["tag"] for row in rows if row["previous"]]
+    try:
+        target = rolling.find_target(paths, engine, "tiny", lambda release: None).tag
+    except InputError:
+        target = None
+    assert listed == ([target] if target else [])
+    return target
+
+
 def test_promote_and_roll_back(paths: Paths, engine: Engine) -> None:
     first, second, third = (built(paths, engine, number) for number in (1, 2, 3))
     built(paths, engine, 4, "failed")
@@ -64,16 +76,33 @@ def test_promote_and_roll_back(paths: Paths, engine: Engine) -> None:
     assert retention.promote(paths, engine, first).state == "current"
     assert retention.promote(paths, engine, third).tag == third.tag
     assert states(paths) == ["retired", "passed", "current", "failed"]
+    assert require_previous(paths, engine) == first.tag
     told = heard()
     back = roll_back(paths, engine)
     assert (back.tag, back.checkpoint_key, back.argv) == (first.tag, first.checkpoint_key, first.argv)
     assert states(paths) == ["current", "passed", "retired", "failed"] and not told
+    assert require_previous(paths, engine) is None, "what was rolled back is not the way back"
     with pytest.raises(InputError):
         roll_back(paths, engine)
     assert tags(engine) == before, "what is current is the data directory's to say: several may share an engine"
     assert Releases(paths).current("tiny") == dataclasses.replace(first, state="current")
     for one in (second, third):
         assert retention.promote(paths, engine, one).state == "current", "a previous release may come back"
+    assert require_previous(paths, engine) == second.tag
+    (Releases(paths).checkpoint(second) / "model.safetensors").unlink()
+    Releases(paths).checkpoint(second).rmdir()
+    assert require_previous(paths, engine) == first.tag, "a rollback passes over what has no checkpoint"
+
+
+@pytest.mark.usefixtures("tasks")
+@pytest.mark.parametrize("compared", [True, False])
+def test_who_promotes_what_was_not_compared_is_warned(paths: Paths, engine: Engine, compared: bool) -> None:
+    checks = [{"name": "drift", "passed": True, "applicable": compared, "detail": ""}]
+    made = built(paths, engine, 1, smoke={"passed": True, "seconds": 1.0, "checks": checks})
+    told = heard()
+    commands_releases.promote(paths, made.tag)
+    assert Releases(paths).current_tag("tiny") == made.tag
+    assert any(line.startswith("warning") for line in told) is not compared
 
 
 @pytest.mark.usefixtures("tasks")

@@ -37,9 +37,9 @@ from sparkpin.pins import manifests
 from sparkpin.pins.schema import Quality
 from sparkpin.releases import current as choose
 from sparkpin.releases import quality_allowance, quality_gate, quality_record
+from sparkpin.releases.promotions import landing
 from sparkpin.releases.quality_record import Figure, QualityRecord, Texts
 from sparkpin.releases.record import Release, Releases, now
-from sparkpin.releases.rollback import landing
 from sparkpin.report.measured import quality_of
 from sparkpin.serve import memory_limit, socket_port
 from sparkpin.smoke.answers import Wrong, only_choice

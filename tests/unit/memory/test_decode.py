@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from statistics import fmean
 
@@ -13,7 +14,8 @@ sys.path.append(str(PROJECT / "benchmarks/stage_table"))
 
 from figures import CHAIN, Figure, decode_of
 
-from sparkpin.memory.decode import DecodeStep, Read, distinct
+from sparkpin.memory.decode import SHORT, DecodeStep, Read, Speed, distinct
+from sparkpin.memory.text import speed_lines
 from sparkpin.pins import manifests
 
 BASE, HYBRID, MTP, V2, V2_TQ = CHAIN
@@ -124,3 +126,14 @@ def test_no_published_speed_is_above_the_ceiling() -> None:
     assert {one.stage: one.tokens for one in CHAIN if one.tokens}.items() <= {
         one.stage: one.tokens_per_second for one in reversed(speeds) if one.recipe == "qwen3.5-122b"
     }.items()
+
+
+@pytest.mark.parametrize(("bandwidth", "accepted", "rates"), [(SPARK, None, 2), (SPARK, 0.5, 3), (None, 0.5, 0)])
+def test_a_speed_without_a_known_share_of_accepted_drafts(
+    bandwidth: float | None, accepted: float | None, rates: int
+) -> None:
+    """Of a drafter that nobody has measured, none and all of its drafts give the two ends alone."""
+    speed = Speed({SHORT: made(MTP)}, bandwidth, accepted, ())
+    assert (speed.ceiling() is None) == (rates < 3)
+    text = "\n".join(speed_lines(speed, 1))
+    assert len(re.findall(r"\b\d+\.\d tokens/s|, \d+\.\d if all", text)) == rates

@@ -33,14 +33,14 @@ from sparkpin.cli import build as commands_build
 from sparkpin.cli import evidence as commands_evidence
 from sparkpin.core import locks
 from sparkpin.core.errors import BusyError, DiskError, IntegrityError
-from sparkpin.core.files import atomic_file, lock, write_json
+from sparkpin.core.files import PARTIAL, atomic_file, lock, write_json
 from sparkpin.core.paths import Paths
 from sparkpin.distribute import transfer
 from sparkpin.host.engine import Engine
 from sparkpin.host.images import ImageInfo
 from sparkpin.measure.quality.measured import place
 from sparkpin.prune.images import STALE_AFTER, EngineState, unneeded_tags
-from sparkpin.prune.plan import PruneOptions, make_plan, remove_path, verdicts
+from sparkpin.prune.plan import PruneOptions, exclusive, make_plan, remove_path, verdicts
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.protection import Protection, protect
 from sparkpin.releases.record import Release, Releases
@@ -323,6 +323,20 @@ def test_where_something_cannot_be_read_nothing_is_taken_for_unneeded(paths: Pat
     (project / MODEL_LOCK).write_text("{")
     with pytest.raises(IntegrityError, match=r"scripted-tiny\.lock"):
         home.going([1, 2], [], later=LATER)
+
+
+def test_a_dry_run_counts_what_the_run_itself_removes(paths: Paths) -> None:
+    """The run holds the lock of the records, which sweeps their folder, before it looks."""
+    records = Releases(paths)
+    records.save(release(1, "passed"))
+    for folder in (records.root / "tiny", paths.checkpoints / "tiny-model"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{PARTIAL}of-a-killed-run").touch()
+    options = PruneOptions(keep=1, now=time.time() + LATER)
+    dry = make_plan(paths, state_of([]), options).files
+    with exclusive(paths, store=False):
+        assert make_plan(paths, state_of([]), options).files == dry
+    assert dry["left by killed runs"] == (paths.checkpoints / "tiny-model" / f"{PARTIAL}of-a-killed-run",)
 
 
 def test_what_a_killed_run_left_goes_once_it_is_old(tmp_path: Path) -> None:

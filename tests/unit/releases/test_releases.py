@@ -16,6 +16,7 @@ from sparkpin.core.errors import BusyError, InputError, IntegrityError, Manifest
 from sparkpin.core.files import lock
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
+from sparkpin.releases import current
 from sparkpin.releases.record import Release, Releases, State, release_key
 
 
@@ -39,6 +40,16 @@ def test_what_never_passed_is_not_served(records: Releases, state: State, monkey
             notes.require_runnable(records.paths, cast(Engine, None), one, to_serve=True)
         assert f"invoke smoke {one.tag}" in caught.value.next_step
     notes.require_runnable(records.paths, cast(Engine, None), one)  # `bench` takes any
+
+
+def test_who_asks_for_what_failed_learns_which_of_its_stage_passed_last(records: Releases) -> None:
+    for number, state, stage in ((2, "passed", "v2"), (3, "passed", "base"), (4, "failed", "v2")):
+        records.save(release(number, state, stage=stage))
+    newest = records.get("v2")
+    with pytest.raises(InputError) as caught:
+        current.promote(records.paths, cast(Engine, None), newest)
+    assert newest.state == "failed" and release(2, "passed").tag in caught.value.next_step
+    assert release(3, "passed", stage="base").tag not in caught.value.next_step
 
 
 def test_a_record_comes_back_as_it_was(records: Releases) -> None:

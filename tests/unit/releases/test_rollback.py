@@ -19,8 +19,9 @@ from sparkpin.core.errors import CheckpointError, EngineError, InputError, Integ
 from sparkpin.core.paths import Paths
 from sparkpin.releases import current
 from sparkpin.releases.kept_inputs import KeptInputs
+from sparkpin.releases.promotions import landing
 from sparkpin.releases.record import Release, Releases
-from sparkpin.releases.rollback import OF_THE_RELEASE, find_target, landing, require_target
+from sparkpin.releases.rollback import OF_THE_RELEASE, find_target, require_target
 from sparkpin.serve import linked
 
 
