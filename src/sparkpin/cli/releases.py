@@ -61,8 +61,7 @@ def promote(
     release = current.promote(paths, engine, release, accepted=accepted)
     show("\n".join([f"current release of {release.recipe}: {release.tag}", *found.notes]))
     if not is_compared(release):
-        below = f"{release.recipe}:{release.demands.parent}"
-        say(f"warning: its numbers were not compared with the stage below (drift): invoke smoke {below}")
+        say(f"warning: drift was not compared; next: invoke smoke {release.recipe}:{release.demands.parent}")
     next_serve(paths, engine, release)
 
 
