@@ -26,23 +26,9 @@ PREFIX = re.compile(
     r"(?:(?P<level>[A-Z]+)(?: \d\d-\d\d \d\d:\d\d:\d\d (?:\.\.\.)?\[[^\]]*\] ?|: +))?"
 )
 """Process and level, which vLLM puts before each line, also of a traceback. uvicorn's level ends in a colon."""
-WATCH = re.compile(
-    r'INFO: +(?:- "POST /v1/completions|(?:client:0 )?- "GET /(?:health|metrics)) HTTP/1\.1" 200 OK|'
-    r".* throughput: .* Running: 0 reqs, Waiting: 0 reqs, "
-)
-"""What the server writes of who watches it, who asks from within and has no address, and of `invoke status`; and its
-statistics when it has done nothing else."""
-ANSWERED = re.compile(r'"POST /v1/\S* HTTP/1\.\d" 200')
-DEAD = re.compile(
-    r"EngineDeadError|EngineCore (?:encountered|failed|hit)|output_handler failed|died unexpectedly|"
-    r"Fatal Python error|terminate called|Segmentation fault|WorkerProc (?:hit an exception|failed to start)"
-)
-"""The engine is dead from here on, though the API server may still answer: a stream is logged when it begins."""
-CONSEQUENCE = re.compile(
-    r"See root cause above|EngineDeadError|Engine core initialization failed|CancelledError|KeyboardInterrupt|"
-    r"^SystemExit|BrokenPipeError|stream generator\.|EngineCore (?:encountered|failed)|output_handler failed|"
-    r"WorkerProc (?:initialization failed|hit an)|Executor failed|died unexpectedly|Got fatal signal from worker|"
-    r"Internal Server Error"
+SPELLINGS = read_yaml(Path(__file__).with_name("log_spellings.yaml"))
+WATCH, ANSWERED, DEAD, CONSEQUENCE, ERROR = (
+    re.compile("|".join(SPELLINGS[kind])) for kind in ("watch", "answered", "dead", "consequence", "error")
 )
 VERDICTS = (
     (
@@ -53,7 +39,6 @@ VERDICTS = (
 )
 """What process 1 ends a server for that was well: it goes before all errors of the log. After each what knows better:
 the compiler that the kernel killed, and an engine that died first, since its own end is seen as one of a worker."""
-ERROR = re.compile(r"\b(?:[Ee]rror|ERROR|fatal|FATAL|Segmentation fault|Killed|died)\b|\w(?:Error|Exception)\b")
 TRACEBACK = "Traceback (most recent call last):"
 VALIDATION = re.compile(r"\d+ validation errors? for \w+")  # pydantic: the reason follows, in lines of its own
 KIND = re.compile(r" \[type=.*")  # pydantic's, after the reason
