@@ -39,8 +39,8 @@ from sparkpin.releases import inside
 from sparkpin.serve import proxy
 from sparkpin.serve.address import Address
 from sparkpin.serve.postmortem import first_error, relevant
-from sparkpin.serve.proxy import ProxyOrder
-from sparkpin.serve.rules import PATHS, SOCKET, SOCKETS, Limits
+from sparkpin.serve.proxy import RULES, ProxyOrder
+from sparkpin.serve.rules import SOCKET, SOCKETS, Limits
 from sparkpin.smoke.scripts import CHAT as ANSWER
 
 HERE = Path(__file__).resolve().parent
@@ -49,7 +49,8 @@ SECRET = "k" * 43  # no secret: the proxy's key of these trials
 LOGGED = re.compile(r'"([A-Z]+) (\S+) HTTP/1\.1" \d+')
 READY_S, GONE_S = 300, 20
 SECONDS = 2  # for a control's answer
-ELSEWHERE = sorted({trial.path for trial in TRIALS} - PATHS.keys())
+PATHS = {path for paths in RULES["paths"].values() for path in paths}
+ELSEWHERE = sorted({trial.path for trial in TRIALS} - PATHS)
 STAGES = {"base": ([], OFF), "v2-tq": ([*cache("4bit_nc"), *MTP], {})}
 ROUTES = """
 import json, vllm
@@ -283,7 +284,7 @@ def routes(victim: Victim) -> Iterator[dict[str, Any]]:
     with victim.bare() as http:
         told = http.get("/openapi.json").json()["paths"]
     yield {"job": victim.job.name, "way": "openapi", "routes": {path: sorted(ways) for path, ways in told.items()}}
-    for path in sorted({*told, *proxy_trials.ROUTES} - PATHS.keys()):
+    for path in sorted({*told, *proxy_trials.ROUTES} - PATHS):
         for method in ("GET", "POST"):
             if time.monotonic() > victim.until:
                 return

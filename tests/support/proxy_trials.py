@@ -1,6 +1,6 @@
 """Requests of an enemy at the proxy, as data. They are sent byte by byte, without a library that would mend them.
 
-ROUTES: every route in vLLM 0.32's and 0.33's sources that `rules.PATHS` does not open.
+ROUTES: every route in vLLM 0.32's and 0.33's sources that rules.yaml does not open.
 """
 
 from __future__ import annotations

@@ -122,6 +122,9 @@ def rollback(
         show(f"to {release.tag}: image {terminal.digest(release.image)}, checkpoint {release.checkpoint_key[:12]}")
         show(terminal.typed(f"what differs: invoke diff {former.tag} {release.tag}"))
     if dry_run:
+        if serve:
+            running = running_release(paths, engine, release.recipe)
+            show(f"it would be served{f' in place of {running}' if running not in (None, release.tag) else ''}")
         show("Dry run: nothing was changed.")
     elif not serve:
         next_serve(paths, engine, release)

@@ -20,7 +20,7 @@ from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import uses_gpu
 from sparkpin.serve import asking, cluster, keys, served, service
-from sparkpin.serve.address import UNCHANGED, AddressOptions
+from sparkpin.serve.address import UNCHANGED, Address, AddressOptions
 from sparkpin.serve.client_facts import ServerFacts, facts_of
 from sparkpin.serve.client_formats import CLIENTS, found_here
 from sparkpin.serve.cluster import ClusterOptions
@@ -58,6 +58,7 @@ def serve(
     """
     options = AddressOptions(port=port, host=host, tls_cert=tls_cert, tls_key=tls_key, allow=allow, limit=limit)
     where = ClusterOptions(nodes, link, shared_link)
+    options.applied(Address())  # a wrong one is told before the state of any release
     if unit:
         if tag or drain is not None or where != ClusterOptions() or options != UNCHANGED:
             cause = "--unit goes with --recipe alone: it serves what is current then, where and as it was served last"
@@ -92,7 +93,8 @@ def stop(
 ) -> None:
     """Stop what `serve` started."""
     engine = engine_of(paths)
-    with cluster.reached(cluster.remembered_urls(paths, recipe)) as (machines, _):
+    urls = {url for one in served.recorded(paths.home, recipe).values() for url in one.urls}
+    with cluster.reached(sorted(urls)) as (machines, _):
         clear_leftovers(paths, engine, [machine.engine for machine in machines])
     stopped = service.stop(paths, engine, recipe)
     show("\n".join(f"stopped {name}" for name in stopped) or "nothing is served")
@@ -142,8 +144,7 @@ def list_tools() -> None:
 def facts_of_server(paths: Paths, recipe: str | None, *, url: str = "", key: str = "") -> ServerFacts:
     """Of the running server of `recipe`, or of the only one. InputError where there is none."""
     engine = engine_of(paths)
-    container = service_of(paths, engine, recipe)
-    found = served.describe(container, served.proxy_of(engine, container))
+    found = served.describe(engine, service_of(paths, engine, recipe))
     release, file = Releases(paths).get(found.release), keys.path_of(paths, found.recipe)
     if found.key and not key:
         where = f", as after: export SPARKPIN_API_KEY=$(cat {file})" if file.is_file() else ""
@@ -166,7 +167,7 @@ def context_of(paths: Paths, found: served.Served, release: Release) -> int | No
     """Tokens, from the server's list of models, which knows what `--max-model-len auto` came to; None where it does
     not say."""
     with (
-        served.client_of(found, service.key_of(paths, release, found.host)) as asked,
+        served.client_of(found, keys.key_of(paths, release, found.host)) as asked,
         contextlib.suppress(Fault, ValueError, KeyError, TypeError),
     ):
         for entry in json.loads(asked.get("/v1/models").body)["data"]:

@@ -20,6 +20,7 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu, with_others
 from sparkpin.serve import cluster, linked, memory_limit, service
 from sparkpin.serve.cluster import Cluster, ClusterOptions
+from sparkpin.serve.served import read, write
 from sparkpin.smoke import drift
 from sparkpin.smoke import kernels as gpu_kernels
 from sparkpin.smoke.evidence import kept, owes
@@ -147,7 +148,7 @@ def inspect_image(paths: Paths, subject: str, *, sm: int | None, as_json: bool) 
 def cluster_of(paths: Paths, release: Release, asked: ClusterOptions) -> Cluster | None:
     """Those to smoke a release on: as asked, else those that its recipe has, where this one cannot have all of it; None
     for this one alone."""
-    known = cluster.remembered(paths, release.recipe)
+    known = read(paths.home, release.recipe).cluster
     if asked == ClusterOptions() and (not known or not with_others(paths, release)):
         return None
     return asked.applied(known, release, f"invoke smoke {release.tag}")
@@ -158,11 +159,12 @@ def joined(
     paths: Paths, engine: Engine, release: Release, its: Cluster, checkpoint: Path
 ) -> Iterator[tuple[Place, ...]]:
     """The machines, each with all that the release needs; they are the recipe's from now on, where it had none."""
-    with cluster.connected(engine, its.urls) as machines:
+    with cluster.connected(engine, its.urls) as found:
+        machines = tuple(found.values())
         clear_leftovers(paths, engine, [machine.engine for machine in machines[1:]])  # they have memory and ports
         checked = cluster.check(paths, machines, its, release, checkpoint, LOCAL, {})
-        if cluster.remembered(paths, release.recipe) is None:
-            cluster.remember(paths, release.recipe, checked.cluster)
+        if (record := read(paths.home, release.recipe)).cluster is None:
+            write(paths.home, release.recipe, record.model_copy(update={"cluster": checked.cluster}))
         yield tuple(place_of(checked, rank, release, checkpoint) for rank in range(len(machines)))
 
 

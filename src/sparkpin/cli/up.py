@@ -30,7 +30,7 @@ from sparkpin.releases import current, quality_gate
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle_of
 from sparkpin.serve import service
-from sparkpin.serve.served import running_release
+from sparkpin.serve.served import read, running_release
 from sparkpin.smoke import drift
 from sparkpin.smoke.evidence import owes
 
@@ -69,6 +69,9 @@ def up(
         show(f"missing: {requirement.name}: {requirement.detail}; {requirement.fix}")
     download = None if no_smoke else model_download(plan, dry_run=dry_run)
     if dry_run:
+        if serve:
+            now = [order.release.tag for order in read(paths.home, asked).orders[:1]]
+            show(f"Then the current release of {asked} is served{f', in place of {now[0]}' if now else ''}.")
         show("Dry run: nothing was changed.")
         return
     if download and not yes:

@@ -90,15 +90,12 @@ def network(engine: Engine) -> str:
         "com.docker.network.bridge.enable_ip_masquerade": "false",
         "com.docker.network.bridge.enable_icc": "false",
     }
-    if not engine.client.networks.list(names=[f"^{NETWORK}$"]):
-        labels = {"sparkpin.network": "serve"}
-        try:
-            engine.client.networks.create(
-                NETWORK, driver="bridge", check_duplicate=True, options=options, labels=labels
-            )
-        except APIError as error:
-            if error.status_code != CONFLICT:  # another home has just made it
-                raise
+    labels = {"sparkpin.network": "serve"}
+    try:
+        engine.client.networks.create(NETWORK, driver="bridge", check_duplicate=True, options=options, labels=labels)
+    except APIError as error:
+        if error.status_code != CONFLICT:  # it is there
+            raise
     return NETWORK
 
 
@@ -226,12 +223,11 @@ def options(release: Release, checkpoint: Path | str, *, memory: int | None, gpu
         memory: limit in bytes, swap included; None on machines whose GPU shares the memory.
         cache: name of a volume for the user's home; a new one takes its owner from the image's own folder.
     """
-    source = checkpoint if isinstance(checkpoint, str) else str(checkpoint.absolute())
     # What modkit compares between ranks.
     compared = {"SPARKPIN_RELEASE": release.key} if nodes_of(release.argv) > 1 else {}
     settings = sandbox({**compared, **release.env}, memory=memory) | {
         "volumes": {
-            source: {"bind": MODEL_PATH, "mode": "ro"},
+            str(Path(checkpoint).absolute()): {"bind": MODEL_PATH, "mode": "ro"},
             cache: {"bind": HOME, "mode": "rw"},
         },
         "stop_signal": "SIGINT",

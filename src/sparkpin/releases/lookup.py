@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from sparkpin.releases.record import Release
 
 
-def choose(name: str, releases: Sequence[Release]) -> Release:
-    """The release that a name stands for. releases: from the oldest to the newest in each recipe. InputError."""
+def choose(name: str, releases: Sequence[Release], recipe: str | None = None) -> Release:
+    """The release that a name stands for. releases: from the oldest to the newest in each recipe, of
+    one `recipe` where it is given. InputError."""
     found = matches(name, releases)
     if not found:
-        raise InputError(f"unknown release {name!r}", next_step=meant(name, releases))
+        raise InputError(f"unknown release {name!r}", next_step=meant(name, releases, recipe))
     if len(found) > 1:
         tags = ", ".join(release.tag for release in found)
         raise InputError(f"{name!r} may be of several recipes", next_step=f"choose one of: {tags}")
@@ -39,10 +40,11 @@ def matches(name: str, releases: Sequence[Release]) -> list[Release]:
     return list({release.recipe: release for release in among if release.stage == tail}.values())
 
 
-def meant(name: str, releases: Sequence[Release]) -> str:
+def meant(name: str, releases: Sequence[Release], recipe: str | None) -> str:
     """The next step after an unknown name: the nearest tags, the newest first where it is a wrong stage's."""
     if not releases:
-        return "invoke up (there is no release yet; invoke build makes one without its smoke test)"
+        up = f"invoke up --recipe {recipe}" if recipe else "invoke up"
+        return f"{up} (there is no release yet; invoke build makes one without its smoke test)"
     known = {near: release.tag for release in releases for near in (release.stage, release.name)}
     tags = dict.fromkeys(known[near] for near in nearest(name.rpartition(":")[2], reversed(known), most=3))
     guess = f"did you mean {' or '.join(tags)}? " if tags else ""

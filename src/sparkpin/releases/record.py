@@ -296,7 +296,7 @@ class Releases:
         release = self.find(name)
         if release is None:
             among = [recipe] if recipe and ":" not in name else self.recipes()
-            release = lookup.choose(name, [r for one in among for r in self.readable(one)[0]])
+            release = lookup.choose(name, [r for one in among for r in self.readable(one)[0]], recipe)
             if not name.endswith(release.name):
                 self.of_recipe(release.recipe)  # raises: the newest that can be read need not be the newest
         if recipe not in (None, release.recipe):

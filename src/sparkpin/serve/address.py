@@ -6,7 +6,7 @@ import contextlib
 import re
 import ssl
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,7 +49,7 @@ def require_path(text: str) -> str:
 
 class Address(BaseModel):
     """host, port: on this machine; cert, tls_key: absolute paths of PEM files, "" for plain HTTP; allow: paths of vLLM
-    that are open besides `rules.PATHS`."""
+    that are open besides those of rules.yaml."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -66,19 +66,6 @@ class Address(BaseModel):
         port = flag_value(argv, "--port")
         with input_errors("the recipe: --", "correct port in the recipe"):
             return cls.model_validate({"port": port} if port else {})
-
-    @property
-    def options(self) -> AddressOptions:
-        """That lead to it from any other address."""
-        limit = ",".join(f"{name}={value}" for name, value in self.other_limits.items()) or NONE
-        cert, allow = self.cert or NONE, ",".join(self.allow) or NONE
-        return AddressOptions(self.port, self.host, cert, self.tls_key or None, allow, limit)
-
-    @property
-    def words(self) -> str:
-        """Its options for people: those that are not as they are by default."""
-        words = self.options.words
-        return " ".join(f"{name} {value}" for name, value in zip(words[::2], words[1::2], strict=True) if value != NONE)
 
     @property
     def other_limits(self) -> dict[str, int]:
@@ -129,13 +116,6 @@ class AddressOptions:
                 next_step=f"give both files; --tls-cert {NONE} goes back to plain HTTP",
             )
         return {"cert": absolute(self.tls_cert), "tls_key": absolute(self.tls_key)}
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """As on the command line, from any folder."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        given |= {name: absolute(given[name]) for name in ("tls_cert", "tls_key") if given[name] not in (None, NONE)}
-        return tuple(word for n, v in given.items() if v is not None for word in (f"--{n.replace('_', '-')}", str(v)))
 
 
 UNCHANGED = AddressOptions()

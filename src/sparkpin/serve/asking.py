@@ -11,7 +11,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import show
 from sparkpin.host.engine import Engine
 from sparkpin.serve import keys
-from sparkpin.serve.served import Served, describe, proxy_of
+from sparkpin.serve.served import Served, describe
 from sparkpin.serve.status import service_of
 
 NEXT = ("invoke status", "invoke logs", "invoke stop")
@@ -51,8 +51,7 @@ def signs_itself(cert: str) -> bool:
 
 def show_env(paths: Paths, engine: Engine, recipe: str | None) -> None:
     """Lines for `eval "$(...)"`, with the key: for a shell, and no file."""
-    container = service_of(paths, engine, recipe)
-    served = describe(container, proxy_of(engine, container))
+    served = describe(engine, service_of(paths, engine, recipe))
     path = keys.path_of(paths, served.recipe)
     if served.key and not path.is_file():
         raise InputError(

@@ -7,15 +7,13 @@ have Docker and an ssh server, nothing of ours: what has to run there runs in a 
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from sparkpin.core.errors import BusyError, CheckpointError, HostError, InputError, IntegrityError, SparkpinError
-from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.host.engine import Engine, engine_errors
@@ -32,7 +30,6 @@ from sparkpin.serve.link import HostFacts, Interface
 from sparkpin.serve.ports import listeners
 
 HERE = "here"
-CLUSTER_FILE = ".cluster.json"
 LOOK_MEMORY = 1 << 29
 LOOK_SECONDS = 90
 SHORT_SECONDS = 8  # for a machine that may be away
@@ -46,14 +43,6 @@ class Cluster:
     urls: tuple[str, ...]
     link: str = ""
     shared: bool = False
-
-    @property
-    def text(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @classmethod
-    def read(cls, text: str) -> Cluster:
-        return TypeAdapter(cls).validate_json(text)
 
 
 @dataclass(frozen=True)
@@ -100,33 +89,6 @@ def urls_of(text: str) -> tuple[str, ...]:
     return (HERE, *others)
 
 
-def path_of(paths: Paths, recipe: str) -> Path:
-    return paths.home / "serve" / f"{recipe}{CLUSTER_FILE}"
-
-
-def remembered(paths: Paths, recipe: str) -> Cluster | None:
-    """The machines that the recipe was last served on. InputError for a file that is damaged."""
-    path = path_of(paths, recipe)
-    try:
-        return Cluster.read(path.read_text(encoding="utf-8")) if path.is_file() else None
-    except ValueError as error:
-        raise InputError(f"{path}: {error}", next_step=f"rm {path}, then invoke serve --nodes ...") from None
-
-
-def remembered_urls(paths: Paths, recipe: str | None) -> list[str]:
-    """Of the machines that a recipe was last served on, or any was."""
-    files = (paths.home / "serve").glob(f"{recipe or '*'}{CLUSTER_FILE}")
-    found = [remembered(paths, path.name.removesuffix(CLUSTER_FILE)) for path in files]
-    return sorted({url for its in found if its for url in its.urls})
-
-
-def remember(paths: Paths, recipe: str, cluster: Cluster) -> None:
-    path = path_of(paths, recipe)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(path, mode=0o600) as file:
-        file.write(f"{cluster.text}\n".encode())
-
-
 @dataclass(frozen=True)
 class Machine:
     """where: its URL, or "here"."""
@@ -160,12 +122,14 @@ def reached(
 
 
 @contextlib.contextmanager
-def connected(engine: Engine, urls: Sequence[str]) -> Iterator[tuple[Machine, ...]]:
-    """The machines, in the order of `urls`, this one first. An error for one that is away."""
-    with reached(urls, SECONDS) as (others, away):
-        if away:
-            raise next(iter(away.values()))
-        yield (Machine(HERE, engine), *others)
+def connected(engine: Engine, urls: Sequence[str], former: Sequence[str] = ()) -> Iterator[dict[str, Machine]]:
+    """The machines by URL, this one first. An error for one that is away; of those of the server before it is told."""
+    with reached(tuple(dict.fromkeys((*urls, *former))), SECONDS if urls else SHORT_SECONDS) as (others, away):
+        for url, error in away.items():
+            if url in urls:
+                raise error
+            say(f"warning: {url} is away ({error.message}): what is there goes with the next `invoke stop`")
+        yield {HERE: Machine(HERE, engine)} | {machine.where: machine for machine in others}
 
 
 def require_model(machine: Machine, release: Release) -> str:

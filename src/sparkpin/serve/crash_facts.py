@@ -21,10 +21,8 @@ from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import engine_errors
 from sparkpin.host.machine import Gpu, read_gpus
 from sparkpin.releases import container as running
-from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.inside import STAYS_DOWN
 from sparkpin.serve.postmortem import ENDED, Death, report, until_death
-from sparkpin.serve.served import LABEL, RELEASE_LABEL
 
 REPORT, LOG = "post-mortem.txt", "server.log"
 LOG_BYTES = 4 << 20
@@ -132,23 +130,15 @@ def keep(folder: Path, death: Death) -> Path:
     return folder / REPORT
 
 
-def keep_evidence(container: Container, first: Container | None = None, where: str = "") -> None:
+def keep_evidence(container: Container, folder: Path, recipe: str, tag: str, *, here: bool = True) -> None:
     """Keep what a server that died in service has left, before its container goes. Nothing to do where it never died,
-    or where its report is there: of its last death, or of a start that failed.
-
-    first: rank 0's, of a container on another machine; where: that machine's place in the folder."""
-    labels = (first or container).labels
-    home, recipe, tag = (labels.get(name) for name in (HOME_LABEL, LABEL, RELEASE_LABEL))
-    if not (home and recipe and tag):  # a proxy has no release
-        return
-    state, how = container.attrs["State"], how_ended(container)
-    folder = Path(home) / "serve" / recipe / tag.rpartition(":")[2] / where
-    path = folder / REPORT
+    or where its report is there: of its last death, or of a start that failed. here: as of `examine`."""
+    state, how, path = container.attrs["State"], how_ended(container), folder / REPORT
     if not (how or container.attrs.get("RestartCount")):
         return
     if path.is_file() and path.stat().st_mtime >= moment(state.get("FinishedAt", "")):
         return
-    death = examine(container, recipe, tag, how or "died", here=first is None)
+    death = examine(container, recipe, tag, how or "died", here=here)
     if ENDED not in death.log:  # it was stopped, and by force in the end
         return
     death = replace(death, log=until_death(death.log))

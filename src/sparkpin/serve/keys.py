@@ -15,13 +15,10 @@ from pathlib import Path
 from sparkpin.core.errors import InputError
 from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
+from sparkpin.pins.vllm_flags import flag_value
+from sparkpin.releases.record import Release
 
 BYTES = 32
-
-
-def is_local(host: str) -> bool:
-    """Whether only this machine can reach a server that listens there."""
-    return ipaddress.ip_address(host).is_loopback
 
 
 def path_of(paths: Paths, recipe: str) -> Path:
@@ -30,11 +27,13 @@ def path_of(paths: Paths, recipe: str) -> Path:
 
 def key_for(paths: Paths, recipe: str, host: str) -> str | None:
     """The recipe's key, made where there is none yet; None for a server that only this machine reaches."""
-    if is_local(host):
+    if ipaddress.ip_address(host).is_loopback:
         return None
     path = path_of(paths, recipe)
     if not path.exists():
-        write(path, secrets.token_urlsafe(BYTES))
+        path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+        with atomic_file(path, mode=0o600) as file:
+            file.write(f"{secrets.token_urlsafe(BYTES)}\n".encode())
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         raise InputError(
@@ -48,11 +47,10 @@ def key_for(paths: Paths, recipe: str, host: str) -> str | None:
     return key
 
 
-def write(path: Path, key: str) -> None:
-    """A file, and its folder, for its owner alone."""
-    path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
-    with atomic_file(path, mode=0o600) as file:
-        file.write(f"{key}\n".encode())
+def key_of(paths: Paths, release: Release, host: str) -> str | None:
+    """The recipe's own key, if it brings one, else the home's for a server that others can reach."""
+    given = flag_value(release.argv, "--api-key") or release.env.get("VLLM_API_KEY")
+    return given or key_for(paths, release.recipe, host)
 
 
 def mark(key: str) -> str:

@@ -14,7 +14,7 @@ from sparkpin.releases import container as running
 from sparkpin.releases import inside
 from sparkpin.releases.container import PYTHON, Node, put
 from sparkpin.releases.record import Release
-from sparkpin.serve import crash_facts
+from sparkpin.serve.cluster import HERE
 from sparkpin.serve.rules import FOLDER, SERVER, SOCKET, SOCKETS, Limits
 from sparkpin.smoke.server import socket_argv
 
@@ -41,10 +41,10 @@ class Health:
 class LaunchOrder:
     """What is to be served, and how. checkpoint: its folder; memory: limit in bytes, swap
     included; labels: whose it is; timeout: seconds that its start may take; node: which one of several machines, None
-    where it is one."""
+    where it is one; where: that machine's URL, or "here"."""
 
     release: Release
-    checkpoint: Path | str
+    checkpoint: Path
     memory: int | None
     gpus: bool
     labels: Mapping[str, str]
@@ -52,6 +52,7 @@ class LaunchOrder:
     health: Health = Health()
     limits: Limits = field(default_factory=Limits)
     node: Node | None = None
+    where: str = HERE
 
 
 def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None) -> Container:
@@ -93,17 +94,13 @@ def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None
     )
     try:
         put(container, FOLDER, parts(wanted), owned=("state",))
-        clear_word(container)
+        # Clients wait for it, whatever the server before it in its folder has left as its last word.
+        folder = SERVER.rpartition("/")[2]
+        put(container, SOCKETS, {f"{folder}/{inside.PROXY_STATE}": b""}, owned=(folder,))
     except BaseException:
         remove(container)
         raise
     return container
-
-
-def clear_word(container: Container) -> None:
-    """Clients wait for it, whatever the server before it in its folder has left as its last word."""
-    folder = SERVER.rpartition("/")[2]
-    put(container, SOCKETS, {f"{folder}/{inside.PROXY_STATE}": b""}, owned=(folder,))
 
 
 def healthcheck(wanted: LaunchOrder) -> Healthcheck:
@@ -131,16 +128,6 @@ def parts(wanted: LaunchOrder) -> dict[str, bytes]:
     return running.process_one(wanted.node, settings)
 
 
-def end(container: Container) -> None:
-    """At once: a second less than `stop`, and Docker does not start it again, either. It may have ended by itself."""
-    with engine_errors():
-        try:
-            container.kill()
-        except APIError as error:
-            if error.status_code != running.CONFLICT:
-                raise
-
-
 def keep_up(container: Container, wanted: LaunchOrder) -> None:
     """Have Docker start the server again when it fails; only once it was ready, so that a bad release ends at once.
 
@@ -154,18 +141,9 @@ def keep_up(container: Container, wanted: LaunchOrder) -> None:
         container.update(restart_policy={"Name": policy})  # type: ignore[arg-type]  # a count is not needed
 
 
-def rename(container: Container, name: str) -> None:
-    with engine_errors():
-        container.rename(name)
-        container.reload()
-
-
 def remove(container: Container) -> None:
-    """With the volume of its own; the cache's has a name and stays. It may have gone already.
-
-    What it left of a crash is kept before."""
+    """With the volume of its own; the cache's has a name and stays. It may have gone already."""
     with engine_errors(), contextlib.suppress(NotFound):
-        crash_facts.keep_evidence(container)
         container.remove(force=True, v=True)
 
 

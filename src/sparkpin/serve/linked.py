@@ -1,127 +1,148 @@
-"""The containers of one model on several machines, as one: what is done to rank 0's is done to all."""
+"""The containers of one server, which may be on several machines: what is done to one is done to all."""
 
 from __future__ import annotations
 
 import contextlib
-import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.host.containers import Container
-from sparkpin.host.engine import Engine
+from sparkpin.host.engine import engine_errors
 from sparkpin.host.ssh import owner
 from sparkpin.pins.nodes import NodeRank, nodes_of
 from sparkpin.releases.container import HOME_LABEL, Node
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import cluster, crash_facts, launch
-from sparkpin.serve.cluster import HERE, Checked, Cluster, Machine, reached
+from sparkpin.serve.cluster import HERE, Checked, Machine, reached
 from sparkpin.serve.launch import LaunchOrder
 from sparkpin.serve.postmortem import report
-from sparkpin.serve.served import LABEL, RELEASE_LABEL, is_running
+from sparkpin.serve.served import COMMAND_LABEL, LABEL, RELEASE_LABEL, Service, base_name, find, is_running, read
 
-CLUSTER_LABEL = "sparkpin.cluster"  # of rank 0: its `Cluster`, as JSON
-OWNER_LABEL = "sparkpin.machine.of"  # of the others: host and home of rank 0
-RECIPE_LABEL = "sparkpin.machine.recipe"
-GROUP_LABEL = "sparkpin.machine.group"  # of all that were made together
+STOP_SECONDS = 30
 
 
-class Linked(Container):  # type: ignore[misc, unused-ignore]
-    """Rank 0's container, with the others. A machine that has gone meanwhile is told of, and stops nothing."""
+@dataclass(frozen=True)
+class Part:
+    """A server's container on one machine."""
 
-    def __init__(self, first: Container, peers: Sequence[tuple[Machine, Container]]) -> None:
-        super().__init__(attrs=first.attrs, client=first.client, collection=first.collection)  # type: ignore[arg-type]
-        self.peers = tuple(peers)
+    machine: Machine
+    container: Container
 
-    def start(self, **options: Any) -> None:
-        super().start(**options)
-        for machine, peer in self.peers:
-            with machine.errors():
-                peer.start(**options)
+    @property
+    def is_here(self) -> bool:
+        return self.machine.where == HERE
 
-    def stop(self, **options: Any) -> None:
-        self._all(lambda one: Container.stop(one, **options))
-
-    def remove(self, **options: Any) -> None:
-        self._all(lambda one: self._remove(one, **options))
-
-    def _remove(self, one: Container, **options: Any) -> None:
-        for machine, peer in self.peers:
-            if peer is one and one.labels.get(GROUP_LABEL) == self.labels.get(GROUP_LABEL):  # else of an earlier start
-                crash_facts.keep_evidence(one, self, folder_at(self, machine))
-        Container.remove(one, **options)
-
-    def _all(self, act: Callable[[Container], object]) -> None:
-        """All at once: one that sees another go ends itself, and Docker would start it again."""
-
-        def act_there(pair: tuple[Machine, Container]) -> None:
-            machine, container = pair
-            try:
-                with machine.errors():
-                    act(container)
-            except SparkpinError as error:
-                say(f"warning: {machine.where}: {container.name}: {error.message}")
-
-        with ThreadPoolExecutor() as pool:
-            there = pool.map(act_there, self.peers)  # which begins now
-            act(self)
-            list(there)
+    def folder(self, of_server: Path) -> Path:
+        """Where it leaves what is kept."""
+        return of_server if self.is_here else of_server / self.machine.where.rpartition("//")[2].replace("/", "-")
 
 
-def folder_at(container: Container, machine: Machine) -> str:
-    """Where what a machine's container left is kept, in the folder of rank 0's. By its rank: another may be away."""
-    its = cluster_of(container)
-    assert its
-    return f"machine-{its.urls.index(machine.where)}"
+def name_at(home: str, recipe: str, where: str) -> str:
+    """The container's name: another machine may serve for two of us whose homes have one name."""
+    return base_name(home if where == HERE else owner(home), recipe)
 
 
-def peers_of(container: Container) -> Sequence[tuple[Machine, Container]]:
-    return container.peers if isinstance(container, Linked) else ()
+def find_parts(home: str, recipe: str, machines: Iterable[Machine]) -> list[Part]:
+    """What is there of a recipe's server, in the order of the machines."""
+    found = []
+    for machine in machines:
+        with machine.errors():
+            if container := find(machine.engine, name_at(home, recipe, machine.where)):
+                found.append(Part(machine, container))
+    return found
 
 
-def create(engine: Engine, name: str, wanted: LaunchOrder, checked: Checked | None, *, volume: str) -> Container:
-    """A container on each machine, none of them started. What was made is gone again when one cannot be. volume: on
-    this machine, shared with the proxy."""
-    if checked is None:
-        return launch.create(engine, name, wanted, volume=volume)
-    group, made = secrets.token_hex(8), list[tuple[Machine, Container]]()
+def create(home: str, machines: Mapping[str, Machine], orders: Sequence[LaunchOrder], *, volume: str) -> list[Part]:
+    """A container for each order, none of them started, instead of what is there under its name. What was made is gone
+    again when one cannot be. machines: by URL; volume: on this machine, shared with the proxy."""
+    made = list[Part]()
     with contextlib.ExitStack() as undo:
-        for rank, machine in enumerate(checked.machines):
-            order = order_of(wanted, checked, rank, group)
-            own_name, shared = (f"{name}-{group}-{rank}", None) if rank else (name, volume)
+        for order in orders:
+            machine = machines[order.where]
+            for left in find_parts(home, order.release.recipe, [machine]):
+                launch.remove(left.container)
+            name, shared = name_at(home, order.release.recipe, order.where), volume if order.where == HERE else None
             with machine.errors():
-                container = launch.create(machine.engine, own_name, order, volume=shared)
+                container = launch.create(machine.engine, name, order, volume=shared)
             undo.callback(launch.remove, container)
-            made.append((machine, container))
+            made.append(Part(machine, container))
         undo.pop_all()
-    return Linked(made[0][1], made[1:])
+    return made
 
 
-def order_of(wanted: LaunchOrder, checked: Checked, rank: int, group: str) -> LaunchOrder:
-    """The order of one machine: its addresses, its checkpoint, its memory."""
-    release = wanted.release
-    node, env = node_at(checked, rank)
-    labels: dict[str, str] = {**wanted.labels, GROUP_LABEL: group}
-    checkpoint: Path | str = wanted.checkpoint
-    if rank == 0:
-        labels[CLUSTER_LABEL] = checked.cluster.text
-    else:
-        home, recipe = labels.pop(HOME_LABEL), labels.pop(LABEL)  # else `status` there took it for a service
-        labels |= {OWNER_LABEL: owner(home), RECIPE_LABEL: recipe}
-        checkpoint = checked.folders[rank]
-    return replace(
-        wanted,
-        release=replace(release, env={**release.env, **env}),
-        checkpoint=checkpoint,
-        memory=checked.limits[rank],
-        labels=labels,
-        node=node,
-    )
+def start(parts: Sequence[Part]) -> None:
+    for part in parts:
+        with part.machine.errors():
+            part.container.start()
+
+
+def for_all(parts: Sequence[Part], act: Callable[[Part], object]) -> None:
+    """All at once: one that sees another go ends itself, and Docker would start it again. A machine that has gone
+    meanwhile stops nothing: a warning."""
+
+    def act_there(part: Part) -> None:
+        try:
+            with part.machine.errors():
+                act(part)
+        except SparkpinError as error:
+            say(f"warning: {part.machine.where}: {part.container.name}: {error.message}")
+
+    with ThreadPoolExecutor() as pool:
+        there = pool.map(act_there, [part for part in parts if not part.is_here])  # which begins now
+        for part in parts:
+            if part.is_here:
+                with engine_errors():
+                    act(part)
+        list(there)
+
+
+def stop(paths: Paths, recipe: str, parts: Sequence[Part]) -> None:
+    """They go, also where a person does not wait for the end of what they do."""
+    try:
+        for_all(parts, lambda part: part.container.stop(timeout=STOP_SECONDS))
+    finally:
+        remove(paths, recipe, parts)
+
+
+def remove(paths: Paths, recipe: str, parts: Sequence[Part]) -> None:
+    """What they left of a crash is kept before."""
+
+    def remove_part(part: Part) -> None:
+        if tag:
+            crash_facts.keep_evidence(part.container, part.folder(folder), recipe, tag, here=part.is_here)
+        launch.remove(part.container)
+
+    tag = next((part.container.labels.get(RELEASE_LABEL, "") for part in parts if part.is_here), "")
+    folder = crash_facts.folder_of(paths, recipe, tag.rpartition(":")[2])
+    for_all(parts, remove_part)
+
+
+def orders_of(wanted: LaunchOrder, checked: Checked | None) -> tuple[LaunchOrder, ...]:
+    """One for each machine: its addresses, its checkpoint, its memory."""
+    if checked is None:
+        return (wanted,)
+    found = []
+    for rank, machine in enumerate(checked.machines):
+        node, env = node_at(checked, rank)
+        labels = dict(wanted.labels)
+        if rank:  # else `status` there took it for a service
+            del labels[HOME_LABEL], labels[LABEL]
+        order = replace(
+            wanted,
+            release=replace(wanted.release, env={**wanted.release.env, **env}),
+            checkpoint=Path(checked.folders[rank]),
+            memory=checked.limits[rank],
+            labels=labels,
+            node=node,
+            where=machine.where,
+        )
+        found.append(order)
+    return tuple(found)
 
 
 def node_at(checked: Checked, rank: int) -> tuple[Node, dict[str, str]]:
@@ -135,105 +156,43 @@ def node_at(checked: Checked, rank: int) -> tuple[Node, dict[str, str]]:
     return Node(place, rdma=bool(devices)), env
 
 
-def keep_up(container: Container, wanted: LaunchOrder, checked: Checked | None) -> None:
+def keep_up(parts: Sequence[Part], orders: Sequence[LaunchOrder]) -> None:
     """As `launch.keep_up`, on each machine. Docker also starts the others at boot: vLLM waits for rank 0 there, which
     the unit of this machine starts."""
-    if checked is None:
-        launch.keep_up(container, wanted)
-        return
-    for machine, one in [(checked.machines[0], container), *peers_of(container)]:
-        with machine.errors():
-            launch.keep_up(one, order_of(wanted, checked, checked.cluster.urls.index(machine.where), ""))
+    for part, order in zip(parts, orders, strict=True):
+        with part.machine.errors():
+            launch.keep_up(part.container, order)
 
 
-def cluster_of(container: Container | None) -> Cluster | None:
-    """The machines of a server, None where it runs on this one alone."""
-    text = container.labels.get(CLUSTER_LABEL) if container is not None else None
-    return Cluster.read(text) if text else None
+def runs_everywhere(parts: Sequence[Part], machines: int) -> bool:
+    """Whether a server runs on each of so many machines."""
+    run = (is_running(part.container) and not crash_facts.stays_down(part.container) for part in parts)
+    return all(run) and len(parts) == machines
 
 
-def with_labels(machine: Machine, labels: Mapping[str, str]) -> list[Container]:
-    filters = {"label": [f"{name}={value}" for name, value in labels.items()]}
-    with machine.errors():
-        return list(machine.engine.containers.list(all=True, filters=filters, ignore_removed=True))
+def is_of(parts: Sequence[Part], service: Service) -> bool:
+    """Whether these are the containers that the record orders."""
+    marks = [order.labels.get(COMMAND_LABEL) for order in service.orders[:1]]
+    return not marks or all(part.container.labels.get(COMMAND_LABEL) in marks for part in parts)
 
 
-def group_of(container: Container, machines: Sequence[Machine]) -> list[tuple[Machine, Container]]:
-    """The containers on other machines that were made together with rank 0's."""
-    group = {GROUP_LABEL: container.labels.get(GROUP_LABEL, "")}
-    return [(machine, one) for machine in machines for one in with_labels(machine, group)]
-
-
-def labels_of(paths: Paths, recipe: str | None) -> dict[str, str]:
-    """Of the containers on other machines of a recipe, or of all of this home's."""
-    return {OWNER_LABEL: owner(str(paths.home))} | ({RECIPE_LABEL: recipe} if recipe else {})
-
-
-def newest_at(paths: Paths, recipe: str, machine: Machine) -> Container | None:
-    found = with_labels(machine, labels_of(paths, recipe))
-    return max(found, key=lambda one: str(one.attrs["Created"]), default=None)
-
-
-@contextlib.contextmanager
-def elsewhere(
-    paths: Paths, recipe: str | None, servers: Sequence[Container], connected: Sequence[Machine] = ()
-) -> Iterator[list[tuple[Machine, Container]]]:
-    """The containers on other machines of a recipe, or of all of this home's. Machines that are away are told.
-
-    connected: machines to which there is a connection already, this one or others."""
-    urls = {url for server in servers if (its := cluster_of(server)) for url in its.urls}
-    urls |= set(cluster.remembered_urls(paths, recipe))
-    with reached(sorted(urls - {machine.where for machine in connected})) as (machines, away):
-        for url, error in away.items():
-            say(f"warning: {url} is away ({error.message}): what is there goes with the next `invoke stop`")
-        labels = labels_of(paths, recipe)
-        others = [*(machine for machine in connected if machine.where != HERE), *machines]
-        yield [(machine, one) for machine in others for one in with_labels(machine, labels)]
-
-
-def join_peers(
-    connections: contextlib.ExitStack,
-    paths: Paths,
-    recipe: str,
-    server: Container | None,
-    connected: Sequence[Machine] = (),
-) -> Container | None:
-    """A recipe's server with its containers on other machines; the same where it has none. What no server here belongs
-    to is removed there: a killed run left it. connected: as of `elsewhere`."""
-    group, peers = server.labels.get(GROUP_LABEL) if server else None, []
-    found = elsewhere(paths, recipe, [server] if server else [], connected)
-    for machine, one in connections.enter_context(found):
-        if group and one.labels.get(GROUP_LABEL) == group:
-            peers.append((machine, one))
-        else:
-            with machine.errors():
-                launch.remove(one)
-    return Linked(server, peers) if server and group else server
-
-
-def runs_everywhere(container: Container) -> bool:
-    """Whether a server runs on each of its machines."""
-    its, peers = cluster_of(container), peers_of(container)
-    run = all(is_running(peer) and not crash_facts.stays_down(peer) for _, peer in peers)
-    return is_running(container) and run and len(peers) == (len(its.urls) - 1 if its else 0)
-
-
-def deaths(container: Container, release: Release, folder: Path) -> list[str]:
+def deaths(parts: Sequence[Part], release: Release, folder: Path) -> list[str]:
     """A report for each other machine that answers; it is kept beside rank 0's, with the log."""
     found = []
-    for machine, peer in peers_of(container):
-        with contextlib.suppress(SparkpinError), machine.errors():
-            peer.reload()
-            ended = crash_facts.how_ended(peer) or "still ran"
-            death = crash_facts.examine(peer, release.recipe, f"{machine.where}: {release.tag}", ended, here=False)
-            crash_facts.keep(folder / folder_at(container, machine), death)
-            found += ["", *report(death)]
+    for part in parts:
+        if not part.is_here:
+            with contextlib.suppress(SparkpinError), part.machine.errors():
+                part.container.reload()
+                tag, how = f"{part.machine.where}: {release.tag}", crash_facts.how_ended(part.container) or "still ran"
+                death = crash_facts.examine(part.container, release.recipe, tag, how, here=False)
+                crash_facts.keep(part.folder(folder), death)
+                found += ["", *report(death)]
     return found
 
 
 def require_there(paths: Paths, release: Release) -> None:
     """An error where one of the kept machines cannot serve the release: it is away, or has not got it."""
-    its = cluster.remembered(paths, release.recipe)
+    its = read(paths.home, release.recipe).cluster
     if its is None or nodes_of(release.argv) == 1:
         return
     with reached(its.urls) as (machines, away):
@@ -243,37 +202,34 @@ def require_there(paths: Paths, release: Release) -> None:
             cluster.require_model(machine, release)
 
 
-def states(container: Container) -> dict[str, str]:
-    """Of the other machines of a server, by URL, asked now and for a few seconds at most; "away" and why where one does
-    not answer."""
-    its = cluster_of(container)
-    if its is None:
-        return {}
-    with reached(its.urls) as (machines, away):
+def states(home: str, recipe: str) -> dict[str, str]:
+    """Of the other machines of a server, by URL, asked now and for a few seconds at most: Docker's word for the
+    container there, "down" where that has failed too often, "gone" where there is none; "away" and why where a machine
+    does not answer."""
+    urls = read(Path(home), recipe).others
+    with reached(urls) as (machines, away):
         found = {url: f"away: {error.message}" for url, error in away.items()}
         for machine in machines:
             try:
-                found[machine.where] = state_at(machine, container)
+                parts = find_parts(home, recipe, [machine])
+                found[machine.where] = state_of(parts[0].container) if parts else "gone"
             except SparkpinError as error:  # it answered at first, and not any more
                 found[machine.where] = f"away: {error.message}"
-    return {url: found[url] for url in its.urls[1:]}
+    return {url: found[url] for url in urls}
 
 
-def state_at(machine: Machine, first: Container) -> str:
-    """Docker's word for the container there; "down" where that has failed too often, "gone" where there is none."""
-    for _, peer in group_of(first, [machine]):
-        return "down" if is_running(peer) and crash_facts.stays_down(peer) else peer.status
-    return "gone"
+def state_of(container: Container) -> str:
+    return "down" if is_running(container) and crash_facts.stays_down(container) else str(container.status)
 
 
-def freed_by(paths: Paths, server: Container) -> dict[str, int]:
+def freed_by(paths: Paths, parts: Sequence[Part]) -> dict[str, int]:
     """Bytes that a server gives back when it stops, by its plan, for each machine that it runs on by URL; where there
     is no plan, what its containers may take, which is an estimate of it then."""
     from sparkpin.serve import memory_limit  # slow to import
 
     planned = None
     with contextlib.suppress(SparkpinError):
-        release = Releases(paths).get(server.labels.get(RELEASE_LABEL, ""))
+        release = Releases(paths).get(parts[0].container.labels.get(RELEASE_LABEL, ""))
         planned = memory_limit.plan_of(paths, release).needed
-    parts = [(HERE, server), *((machine.where, peer) for machine, peer in peers_of(server))]
-    return {where: planned or int(part.attrs["HostConfig"].get("Memory") or 0) for where, part in parts}
+    limits = {part.machine.where: part.container.attrs["HostConfig"].get("Memory") for part in parts}
+    return {where: planned or int(limit or 0) for where, limit in limits.items()}

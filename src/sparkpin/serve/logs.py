@@ -20,13 +20,14 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.serve import cluster, crash_facts, linked
-from sparkpin.serve.cluster import HERE
+from sparkpin.serve.cluster import HERE, Machine
 from sparkpin.serve.postmortem import WATCH
-from sparkpin.serve.served import LABEL, is_running
+from sparkpin.serve.served import LABEL, is_running, read
 from sparkpin.serve.status import service_of, services_of_home
 
 GONE_SECONDS = 60.0  # until a server that was stopped counts as stopped for good: a switch starts the next one by then
 LOOK_SECONDS = 0.5
+GONE_LOOKS = 10  # that find no container: in a switch there is none for a moment
 
 
 def logs(paths: Paths, engine: Engine, recipe: str | None, *, lines: int, follow: bool) -> None:
@@ -38,25 +39,26 @@ def logs(paths: Paths, engine: Engine, recipe: str | None, *, lines: int, follow
         write(last(without_watch(io.BytesIO(file.read_bytes())), lines))
         return
     container = service_of(paths, engine, recipe)
-    its, recipe = linked.cluster_of(container), container.labels[LABEL]
-    with cluster.reached(its.urls if its else ()) as (machines, away), engine_errors():
+    recipe = container.labels[LABEL]
+    urls, home = read(paths.home, recipe).others, str(paths.home)
+    with cluster.reached(urls) as (machines, away), engine_errors():
         for url, error in away.items():
             terminal.say(f"{url} is away: {error.message}")
-        moments = dict[str, str]()
-        for where, part in [(HERE, container), *((at.where, one) for at, one in linked.group_of(container, machines))]:
-            read, moments[str(part.id)] = last_lines(part, lines)
-            write(read, f"{where} | " if its else "")
+        moments, every = dict[str, str](), [Machine(HERE, engine), *machines]
+        for part in linked.find_parts(home, recipe, every):
+            lines_read, moments[str(part.container.id)] = last_lines(part.container, lines)
+            write(lines_read, f"{part.machine.where} | " if urls else "")
         if not follow:
             return
 
-        def here() -> Container | None:
-            return next((one for one in services_of_home(paths, engine) if one.labels[LABEL] == recipe), None)
+        def find(machine: Machine) -> Container | None:
+            return next((part.container for part in linked.find_parts(home, recipe, [machine])), None)
 
         for machine in machines:
-            there = partial(linked.newest_at, paths, recipe, machine)
+            there = partial(find, machine)
             threading.Thread(target=follow_log, args=(there, moments, f"{machine.where} | "), daemon=True).start()
         with contextlib.suppress(KeyboardInterrupt):  # that is how one stops looking
-            why = follow_log(here, moments, f"{HERE} | " if its else "")
+            why = follow_log(partial(find, every[0]), moments, f"{HERE} | " if urls else "")
             terminal.say(f"the log ends: {why}")
 
 
@@ -110,15 +112,15 @@ def stamped(line: bytes) -> tuple[str, bytes]:
 
 def successor(find: Callable[[], Container | None]) -> tuple[Container | None, str]:
     """What goes on where a container's log has ended, the same or another; and why where nothing does."""
-    until, why, is_gone = time.monotonic() + GONE_SECONDS, "no Docker engine answers", False
+    until, why, gone = time.monotonic() + GONE_SECONDS, "no Docker engine answers", 0
     while time.monotonic() < until:
         time.sleep(LOOK_SECONDS)
         with contextlib.suppress(SparkpinError):
             now = find()
             if now is None:
-                if is_gone:  # once: in a switch there is none for a moment
+                gone += 1
+                if gone > GONE_LOOKS:
                     return None, "the server was removed"
-                is_gone = True
                 continue
             if is_running(now):
                 return now, ""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import re
 import socket
-import struct
-from pathlib import Path
 
 from sparkpin.core.errors import BusyError, InputError
 from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.host.machine import output
 from sparkpin.releases.container import HOME_LABEL
 
 
@@ -47,24 +46,10 @@ def port_holder(engine: Engine, port: int) -> tuple[str, str]:
             bindings = [b for found in container.ports.values() for b in found or []]
             if any(binding["HostPort"] == str(port) for binding in bindings):
                 return f"the container {container.name}", container.labels.get(HOME_LABEL, "")
-    inodes = {f"socket:[{inode}]" for _, inode in listeners(port)}
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # other people's processes, and those that end meanwhile
-            if link.readlink().name in inodes:
-                process = link.parent.parent
-                return f"{(process / 'comm').read_text().strip()} (process {process.name})", ""
-    return "", ""
+    found = re.search(r'users:\(\("(.*?)",pid=(\d+)', listeners(port))  # other people's are shown to root alone
+    return (f"{found[1]} (process {found[2]})" if found else ""), ""
 
 
-def listeners(port: int) -> list[tuple[str, str]]:
-    """(IP address, inode) of each TCP socket that listens on a port; see proc(5), /proc/net/tcp."""
-    found = []
-    for table, family in (("/proc/net/tcp", socket.AF_INET), ("/proc/net/tcp6", socket.AF_INET6)):
-        with contextlib.suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
-                fields = line.split()
-                address, _, number = fields[1].rpartition(":")
-                if fields[3] == "0A" and int(number, 16) == port:
-                    words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]  # in the host's order
-                    found.append((socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words)), fields[9]))
-    return found
+def listeners(port: int) -> str:
+    """A line of ss(8) for each TCP socket that listens on a port, with its process; "" where none does."""
+    return output(["ss", "-Hltnp", f"sport = :{port}"]) or ""

@@ -20,29 +20,22 @@ from typing import Any
 from sparkpin.core.terminal import say
 from sparkpin.host.containers import APIError, Container, Mount, NotFound, Ulimit
 from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.pins.reading import read_yaml
 from sparkpin.releases import container as running
 from sparkpin.releases.container import HOME_LABEL
-from sparkpin.serve import keys, launch
+from sparkpin.serve import launch
 from sparkpin.serve.address import Address
 from sparkpin.serve.ports import busy
-from sparkpin.serve.rules import ANSWERS, FOLDER, PATHS, SERVER, SOCKETS
-from sparkpin.serve.served import (
-    FORMER,
-    LABEL,
-    PROXY,
-    PROXY_LABEL,
-    SETTINGS,
-    ProxySettings,
-    find,
-    is_running,
-    read_file,
-)
+from sparkpin.serve.rules import FOLDER, SERVER, SOCKETS
+from sparkpin.serve.served import LABEL, PROXY, PROXY_LABEL, find, is_running
 
+RULES = read_yaml(Path(__file__).with_name("rules.yaml"))
 CONFIG, HOLD, PEM, GATE = "haproxy.cfg", "hold.lua", "tls.pem", "gate"  # files in FOLDER
 STATE = "state"  # a folder there, for HAProxy's own sockets
 PORT = 8000  # within its container
 MEMORY = 512 << 20
 PORT_TAKEN = r"port is already allocated|address already in use"
+PRINT = "import sys; [sys.stdout.buffer.write(open(name, 'rb').read()) for name in sys.argv[1:]]"
 ASK = """
 import re, socket, sys
 def ask(words):
@@ -72,9 +65,7 @@ class ProxyOrder:
     @property
     def files(self) -> dict[str, bytes]:
         """In FOLDER. The key itself is in none of them."""
-        settings = ProxySettings(address=self.address, key=keys.mark(self.key) if self.key else "")
         found = {
-            SETTINGS: settings.model_dump_json().encode(),
             CONFIG: self.config(FOLDER, SERVER, f"0.0.0.0:{PORT}").encode(),
             HOLD: Path(__file__).with_name(HOLD).read_bytes(),
             GATE: b"",  # open
@@ -91,8 +82,8 @@ class ProxyOrder:
             server=server,
             bind=bind,
             limits=self.address.limits,
-            answers=ANSWERS,
-            paths={method: [path for path, its in PATHS.items() if its == method] for method in ("GET", "POST")},
+            answers=RULES["answers"],
+            paths=RULES["paths"],
             allow=list(self.address.allow),
             key=hashlib.sha256(self.key.encode()).hexdigest() if self.key else "",
             hosts=["localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host, sockets.gethostname()],
@@ -126,73 +117,48 @@ class ProxyOrder:
         }
 
 
-@contextlib.contextmanager
-def opened(engine: Engine, order: ProxyOrder, drain: float) -> Iterator[Container]:
+def bring(engine: Engine, order: ProxyOrder, drain: float = 0) -> Container:
     """The proxy of a service as it is ordered.
 
     One with other settings takes them while its requests go on. Where the address or its container is to be another,
-    the former one ends its requests first (drain: seconds that they get). What was is there again when what follows
-    fails.
+    the former one ends its requests first (drain: seconds that they get).
 
     BusyError: somebody else has the port.
     """
-    proxy = old = find(engine, order.name + PROXY)
-    with contextlib.ExitStack() as undo:
-        if old is not None and old.labels.get(PROXY_LABEL) == order.mark:
-            before = {
-                name: data for name in (SETTINGS, CONFIG, HOLD, PEM) if (data := read_file(old, f"{FOLDER}/{name}"))
-            }
-            undo.callback(change, old, before)
-            change(old, order.files)
-        else:
-            undo.callback(restore, engine, order, old)
-            if old is not None:
-                say(f"the proxy is replaced, once its requests have ended (at most {drain:.0f} s)")
-                end(old, drain)
-                launch.rename(old, order.name + PROXY + FORMER)
-            proxy = create(engine, order)
-        assert proxy is not None
-        if not is_running(proxy):
-            start(engine, proxy, order.address)
-        yield proxy
-        undo.pop_all()
-    if old is not None and proxy != old:
-        launch.remove(old)
-
-
-def change(proxy: Container, files: dict[str, bytes]) -> None:
-    """Its workers end the requests that they have, and new ones come to a worker with these files."""
-    if all(read_file(proxy, f"{FOLDER}/{name}") == data for name, data in files.items()):
-        return
-    running.put(proxy, FOLDER, files, secret={CONFIG, PEM})
-    if is_running(proxy):
-        say("the proxy takes its new settings; requests under way go on")
-        with engine_errors():
-            proxy.kill(signal="SIGUSR2")
-
-
-def restore(engine: Engine, order: ProxyOrder, old: Container | None) -> None:
     proxy = find(engine, order.name + PROXY)
-    if proxy is not None and proxy != old:
+    if proxy is not None and (proxy.labels.get(PROXY_LABEL) != order.mark or proxy.status == "created"):
+        if is_running(proxy):
+            say(f"the proxy is replaced, once its requests have ended (at most {drain:.0f} s)")
+            end(proxy, drain)
         launch.remove(proxy)
-    if old is not None:
-        with engine_errors():
-            if old.name != order.name + PROXY:
-                launch.rename(old, order.name + PROXY)
-            launch.end(old)  # it may be ending still
-            old.start()
+        proxy = None
+    if proxy is None:
+        proxy = create(engine, order)
+    elif not is_running(proxy) or has_other_files(proxy, order.files):
+        running.put(proxy, FOLDER, order.files, secret={CONFIG, PEM})
+        if is_running(proxy):
+            say("the proxy takes its new settings; requests under way go on")
+            with engine_errors():
+                proxy.kill(signal="SIGUSR2")
+    if not is_running(proxy):
+        start(engine, proxy, order.address)
+    return proxy
+
+
+def has_other_files(proxy: Container, files: dict[str, bytes]) -> bool:
+    with engine_errors():
+        done = proxy.exec_run([*running.PYTHON, "-c", PRINT, *(f"{FOLDER}/{name}" for name in files)])
+    return bool(done.output != b"".join(files.values()))
 
 
 def end(proxy: Container, seconds: float) -> None:
-    """It takes nothing new, and ends with its last request; after so many seconds at once."""
+    """It takes nothing new, and ends with its last request, if that comes in so many seconds."""
     with engine_errors():
-        if is_running(proxy):
-            proxy.kill(signal="SIGUSR1")
-            until = time.monotonic() + seconds
-            while is_running(proxy) and time.monotonic() < until:
-                time.sleep(0.1)
-                proxy.reload()
-        launch.end(proxy)
+        proxy.kill(signal="SIGUSR1")
+        until = time.monotonic() + seconds
+        while is_running(proxy) and time.monotonic() < until:
+            time.sleep(0.1)
+            proxy.reload()
 
 
 def create(engine: Engine, order: ProxyOrder) -> Container:
@@ -240,16 +206,20 @@ def ask(proxy: Container, command: str) -> str:
     return output.decode(errors="replace") if done.exit_code == 0 else ""
 
 
-def drop_sockets(engine: Engine, name: str) -> None:
-    """The volume of a service, unless a container still has it."""
+def remove(engine: Engine, name: str) -> bool:
+    """With the volume of a service, unless a container still has it. Whether there was a proxy."""
+    proxy = find(engine, name + PROXY)
+    if proxy is not None:
+        launch.remove(proxy)
     with engine_errors():
         try:
             engine.client.volumes.get(name).remove()
         except NotFound:
-            return
+            pass
         except APIError as error:
             if error.status_code != running.CONFLICT:
                 raise
+    return proxy is not None
 
 
 def start(engine: Engine, proxy: Container, address: Address) -> None:

@@ -1,10 +1,10 @@
-"""What is served, as the engine's containers show it: a server, and the proxy that clients reach it by."""
+"""What is served: the record that `serve` keeps of each recipe, and the engine's containers: a server, and the proxy
+that clients reach it by."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import io
-import tarfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,8 @@ from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.serve.address import Address, endpoint, input_errors, reachable
-from sparkpin.serve.rules import FOLDER
+from sparkpin.serve.cluster import HERE, Cluster
+from sparkpin.serve.launch import LaunchOrder
 
 if TYPE_CHECKING:
     from sparkpin.smoke.client import Client
@@ -27,18 +28,62 @@ RELEASE_LABEL = "sparkpin.release"
 COMMAND_LABEL = "sparkpin.command"  # its value is `service.command_mark`
 PREFIX = "sparkpin-"
 PROXY = "-proxy"
-FORMER = "-former"  # while one container takes another's place
 PROXY_LABEL = "sparkpin.proxy"  # of the proxy alone; its value is `ProxyOrder.mark`
-SETTINGS = "settings.json"  # a file of the proxy: its `ProxySettings`
 MODEL_LABEL = "sparkpin.serve.model"
+RECORD = ".served.json"
 STATUS_SECONDS = 5.0
 
 
-class ProxySettings(BaseModel):
-    """key: `keys.mark` of it, "" for none."""
+class Service(BaseModel):
+    """What `serve` was told of a recipe. It is written before anything starts, and read by all who come later.
 
-    address: Address = Address()
+    address: None where it was never served; key: `keys.mark` of its key, "" for none; cluster: its machines, None for
+    this one alone; orders: of its containers, the one of this machine first, none once it is stopped; former: what is
+    started again if this does not answer, None once it has.
+    """
+
+    address: Address | None = None
     key: str = ""
+    cluster: Cluster | None = None
+    orders: tuple[LaunchOrder, ...] = ()
+    former: Service | None = None
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """URLs of the other machines that it runs on."""
+        return tuple(order.where for order in self.orders[1:])
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Of the machines that may have a container of it."""
+        known = [HERE, *(self.cluster.urls if self.cluster else ()), *(self.former.urls if self.former else ())]
+        return tuple(dict.fromkeys(known))
+
+
+def record_path(home: Path, recipe: str) -> Path:
+    return home / "serve" / f"{recipe}{RECORD}"
+
+
+def read(home: Path, recipe: str) -> Service:
+    """InputError for a file that is damaged. An empty one for a recipe that was never served, and where another user's
+    home may not be read."""
+    path = record_path(home, recipe)
+    with contextlib.suppress(OSError), input_errors(f"{path}: ", f"rm {path}, then serve with the options you want"):
+        return Service.model_validate_json(path.read_bytes())
+    return Service()
+
+
+def write(home: Path, recipe: str, service: Service) -> None:
+    path = record_path(home, recipe)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path, mode=0o600) as file:
+        file.write(service.model_dump_json().encode())
+
+
+def recorded(home: Path, recipe: str | None = None) -> dict[str, Service]:
+    """All recipes of a home that were ever served, or one."""
+    names = [path.name.removesuffix(RECORD) for path in sorted((home / "serve").glob(f"{recipe or '*'}{RECORD}"))]
+    return {name: read(home, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -90,14 +135,13 @@ def status(engine: Engine) -> tuple[Served, ...]:
     with engine_errors():
         # One that Docker is removing has no log any more.
         there = (container for container in services(engine) if container.status not in ("removing", "dead"))
-        found = (describe(container, proxy_of(engine, container)) for container in there)
+        found = (describe(engine, container) for container in there)
         return tuple(sorted(found, key=lambda served: (served.recipe, served.home)))
 
 
 def services(engine: Engine) -> list[Container]:
-    """Those of servers, without their proxies, and without one that gives way to the next."""
-    servers = [container for container in parts(engine) if PROXY_LABEL not in container.labels]
-    return [container for container in servers if not str(container.name).endswith(FORMER)]
+    """Those of servers, without their proxies."""
+    return [container for container in parts(engine) if PROXY_LABEL not in container.labels]
 
 
 def parts(engine: Engine) -> list[Container]:
@@ -128,9 +172,10 @@ def is_running(container: Container) -> bool:
     return container.status in ("running", "restarting", "paused")
 
 
-def describe(container: Container, proxy: Container | None) -> Served:
-    labels, settings = container.labels, settings_of(proxy) or ProxySettings()
-    address = settings.address
+def describe(engine: Engine, container: Container) -> Served:
+    labels, proxy = container.labels, proxy_of(engine, container)
+    service = read(Path(labels.get(HOME_LABEL, "")), labels.get(LABEL, ""))
+    address = service.address or Address()
     served = Served(
         home=labels.get(HOME_LABEL, ""),
         recipe=labels.get(LABEL, ""),
@@ -144,7 +189,7 @@ def describe(container: Container, proxy: Container | None) -> Served:
         health=str((container.attrs["State"].get("Health") or {}).get("Status", "")),
         restarts=int(container.attrs.get("RestartCount", 0)),
         started=str(container.attrs["State"].get("StartedAt", "")),
-        key=settings.key,
+        key=service.key,
         cert=address.cert,
         proxy=proxy.status if proxy is not None else "",
         allow=address.allow,
@@ -154,55 +199,6 @@ def describe(container: Container, proxy: Container | None) -> Served:
         return served
     with client_of(served) as client:
         return replace(served, ready=client.healthy() and served.health != "unhealthy")
-
-
-def read_file(container: Container, path: str) -> bytes | None:
-    """Of a container, whether it runs or not; None where there is none."""
-    with engine_errors():
-        try:
-            parts, _ = container.get_archive(path)
-            with tarfile.open(fileobj=io.BytesIO(b"".join(parts))) as tar:
-                file = tar.extractfile(tar.getmembers()[0])
-                return file.read() if file else None
-        except NotFound:
-            return None
-
-
-def settings_of(proxy: Container | None) -> ProxySettings | None:
-    """None where there is no proxy."""
-    data = read_file(proxy, f"{FOLDER}/{SETTINGS}") if proxy is not None else None
-    if data is None:
-        return None
-    with input_errors(
-        "the address of a server: ", "invoke stop, with the SPARKPIN_HOME of that server, then invoke serve"
-    ):
-        return ProxySettings.model_validate_json(data)
-
-
-def address_of(proxy: Container | None) -> Address | None:
-    """None where there is none."""
-    settings = settings_of(proxy)
-    return settings.address if settings else None
-
-
-def address_path(paths: Paths, recipe: str) -> Path:
-    return paths.home / "serve" / f".{recipe}.address"
-
-
-def keep_address(paths: Paths, recipe: str, address: Address) -> None:
-    path = address_path(paths, recipe)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(path) as file:
-        file.write(address.model_dump_json().encode())
-
-
-def kept_address(paths: Paths, recipe: str) -> Address | None:
-    """That the recipe was last served at; None where it never was."""
-    path = address_path(paths, recipe)
-    if not path.is_file():
-        return None
-    with input_errors(f"{path}: ", f"rm {path}, then serve with the options that you want"):
-        return Address.model_validate_json(path.read_bytes())
 
 
 def client_of(served: Served, key: str | None = None, timeout: float = STATUS_SECONDS) -> Client:

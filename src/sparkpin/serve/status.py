@@ -34,7 +34,9 @@ class Service:
 
     @property
     def facts(self) -> dict[str, object]:
-        machines = [{"where": url, "state": state} for url, state in linked.states(self.container).items()]
+        machines = [
+            {"where": url, "state": state} for url, state in linked.states(self.served.home, self.served.recipe).items()
+        ]
         return {**asdict(self.served), "url": self.served.url, "machines": machines}
 
 
@@ -77,7 +79,7 @@ def row(paths: Paths, one: Service) -> tuple[str, ...]:
 def show_more(paths: Paths, one: Service) -> None:
     """A line with what is not in the table; the post-mortem of one that died."""
     served = one.served
-    machines = linked.states(one.container)
+    machines = linked.states(served.home, served.recipe)
     more = [f"rank {rank} at {url}: {state}" for rank, (url, state) in enumerate(machines.items(), 1)]
     more += [f"started again {terminal.count(served.restarts, 'time')}"] if served.restarts else []
     more += [f"open besides: {', '.join(served.allow)}"] if served.allow else []
@@ -134,10 +136,9 @@ def how_to_serve(paths: Paths, recipe: str | None = None) -> str:
 
 
 def services_of_home(paths: Paths, engine: Engine) -> list[Container]:
-    """Those of this home, the newest first: in a switch a recipe has two."""
+    """Those of this home."""
     with engine_errors():
-        every = [one for one in services(engine) if one.labels.get(HOME_LABEL) == str(paths.home)]
-    return sorted(every, key=lambda one: str(one.attrs["Created"]), reverse=True)
+        return [one for one in services(engine) if one.labels.get(HOME_LABEL) == str(paths.home)]
 
 
 def service_of(paths: Paths, engine: Engine, recipe: str | None) -> Container:
@@ -145,7 +146,7 @@ def service_of(paths: Paths, engine: Engine, recipe: str | None) -> Container:
     every = services_of_home(paths, engine)
     chosen = [one for one in every if recipe in (None, one.labels[LABEL])]
     known = ", ".join(sorted({one.labels[LABEL] for one in every}))
-    if len({one.labels[LABEL] for one in chosen}) > 1:
+    if len(chosen) > 1:
         raise InputError(f"several recipes are served: {known}", next_step=f"--recipe {chosen[0].labels[LABEL]}")
     if not chosen:
         what = f"no service of recipe {recipe!r} runs" if recipe else "nothing is served"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from sparkpin.core.errors import SmokeError
 from sparkpin.core.paths import Paths
@@ -12,134 +12,151 @@ from sparkpin.core.terminal import say
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.releases.inside import PROMPT
-from sparkpin.serve import crash_facts, launch, linked, memory_limit, waiting
+from sparkpin.serve import crash_facts, keys, launch, linked, memory_limit, waiting
 from sparkpin.serve import proxy as proxies
-from sparkpin.serve.cluster import Checked
-from sparkpin.serve.launch import LaunchOrder
+from sparkpin.serve.address import read_tls
+from sparkpin.serve.cluster import Machine
+from sparkpin.serve.linked import Part
 from sparkpin.serve.memory_limit import Room
 from sparkpin.serve.proxy import ProxyOrder
-from sparkpin.serve.served import FORMER, RELEASE_LABEL, Served, client_of, describe, is_running, keep_address
+from sparkpin.serve.served import (
+    PROXY,
+    RELEASE_LABEL,
+    Served,
+    Service,
+    client_of,
+    describe,
+    is_running,
+    name_of,
+    write,
+)
 from sparkpin.serve.waiting import Detached
 
-STOP_SECONDS = 30
 DRAIN_SECONDS = 30.0  # for requests under way
 ANSWER_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Switch:
-    """running: the wanted server, where there is one already; old: the one before it, which answers again if the wanted
-    one does not; checked: the machines of a release that is for several; room: its memory; drain: seconds that requests
-    under way get."""
+    """wanted: what is to be served; known: what is served again where that does not answer. machines: those that are
+    reached, by URL; parts: of the server that is there; same: it is the wanted one, and runs; room: memory of the
+    wanted one; drain: seconds that requests under way get."""
 
     paths: Paths
     engine: Engine
-    order: ProxyOrder
-    wanted: LaunchOrder
-    running: Container | None
-    old: Container | None
-    checked: Checked | None
+    recipe: str
+    wanted: Service
+    known: Service
+    machines: Mapping[str, Machine]
+    parts: Sequence[Part]
+    same: bool
     room: Room | None
     drain: float
 
+    @property
+    def name(self) -> str:
+        return name_of(self.paths, self.recipe)
+
     def carry_out(self) -> Served:
         """New requests wait at the proxy until the new server answers. What does not become ready is removed, and the
-        old one answers again.
+        old one is started again.
 
         Detached where nobody waits until it is ready."""
-        new, release = self.running, self.wanted.release
+        order, parts = self.wanted.orders[0], self.parts
         try:
-            with proxies.opened(self.engine, self.order, self.drain) as proxy:
-                if new is None:
-                    with proxies.shut(proxy):
-                        self.end_old(proxy)
-                        new = linked.create(
-                            self.engine, self.order.name, self.wanted, self.checked, volume=self.order.name
-                        )
-                    if self.room:
-                        memory_limit.make_room(self.room, release, gpus=self.wanted.gpus)
-                    with engine_errors():
-                        new.start()
-                    say(f"started {new.name} from {release.tag}")
-                else:
-                    say(f"{release.tag} already runs as {new.name}")
-                ready = self.await_ready(new)
-                linked.keep_up(new, self.wanted, self.checked)
-                if ready and (self.running is None or not look(new, proxy).ready):
-                    answer(new, proxy, self.order.key)
+            self.note(self.wanted)
+            proxy = self.bring_proxy(self.wanted, self.drain)
+            if self.same:
+                say(f"{order.release.tag} already runs as {self.name}")
+            else:
+                with proxies.shut(proxy):
+                    self.end_old(proxy)
+                    parts = self.create(self.wanted)
+                if self.room:
+                    memory_limit.make_room(self.room, order.release, gpus=order.gpus)
+                linked.start(parts)
+                say(f"started {self.name} from {order.release.tag}")
+            ready = self.await_ready(parts)
+            linked.keep_up(parts, self.wanted.orders)
+            if ready and not (self.same and self.look(parts[0]).ready):
+                answer(self.look(parts[0]), self.key_of(self.wanted))
         except BaseException:
-            if self.running is None or self.old is not None:
-                if new is not None:
-                    launch.remove(new)
-                self.go_back()
+            self.go_back()
             raise
-        keep_address(self.paths, release.recipe, self.order.address)  # for when no proxy is left that has it
         if not ready:
-            raise Detached(f"{new.name} goes on starting {release.tag}")
-        if self.old is not None:
-            launch.remove(self.old)
-        return look(new, proxy)
+            raise Detached(f"{self.name} goes on starting {order.release.tag}")
+        self.note(self.wanted.model_copy(update={"former": None}))
+        return self.look(parts[0])
+
+    def note(self, service: Service) -> None:
+        write(self.paths.home, self.recipe, service)
+
+    def look(self, part: Part) -> Served:
+        with engine_errors():
+            part.container.reload()
+        return describe(self.engine, part.container)
+
+    def key_of(self, service: Service) -> str | None:
+        assert service.address
+        return keys.key_of(self.paths, service.orders[0].release, service.address.host)
+
+    def bring_proxy(self, service: Service, drain: float = 0) -> Container:
+        address, release = service.address, service.orders[0].release
+        assert address
+        pem = read_tls(address.cert, address.tls_key) if address.cert else None
+        key = self.key_of(service)
+        order = ProxyOrder(self.name, str(self.paths.home), self.recipe, release.tag, address, key, pem)
+        return proxies.bring(self.engine, order, drain)
+
+    def create(self, service: Service) -> list[Part]:
+        return linked.create(str(self.paths.home), self.machines, service.orders, volume=self.name)
 
     def end_old(self, proxy: Container) -> None:
         """The old server ends, if there is one, and before it the requests that it has: by themselves, or broken off,
         so that no stream of it says that it is complete, and none keeps vLLM from ending."""
-        if self.old is not None:
-            if is_running(self.old):
-                say(f"stopping {title(self.old)}, which {self.wanted.release.tag} replaces")
-                if not waiting.wait_quiet(lambda: proxies.requests_under_way(proxy), self.drain):
-                    proxies.break_off(proxy)
-                try:
-                    with engine_errors():
-                        self.old.stop(timeout=STOP_SECONDS)
-                except BaseException:
-                    launch.end(self.old)  # it was asked to end: `go_back` must not take it for one that runs
-                    raise
-            launch.rename(self.old, self.order.name + FORMER)
+        if any(is_running(part.container) for part in self.parts):
+            title = self.parts[0].container.labels.get(RELEASE_LABEL)
+            say(f"stopping {title}, which {self.wanted.orders[0].release.tag} replaces")
+            if not waiting.wait_quiet(lambda: proxies.requests_under_way(proxy), self.drain):
+                proxies.break_off(proxy)
+        linked.stop(self.paths, self.recipe, self.parts)
 
-    def await_ready(self, server: Container) -> bool:
+    def await_ready(self, parts: Sequence[Part]) -> bool:
         """Until it answers a request from within. False where nobody waits for it."""
-        release, fresh = self.wanted.release, self.running is None
-        folder = crash_facts.folder_of(self.paths, release.recipe, release.name)
+        order = self.wanted.orders[0]
+        folder = crash_facts.folder_of(self.paths, self.recipe, order.release.name)
         try:
-            if not fresh and launch.asks(server):
+            if self.same and launch.asks(parts[0].container):
                 return True
-            seconds = waiting.until_ready(server, release, self.wanted.timeout, folder, fresh=fresh)
+            seconds = waiting.until_ready(parts, order.release, order.timeout, folder, fresh=not self.same)
         except KeyboardInterrupt:
             return False
-        if self.wanted.gpus and isinstance(self.wanted.checkpoint, Path):
-            memory_limit.forget_files(self.wanted.checkpoint)
+        if order.gpus:
+            memory_limit.forget_files(order.checkpoint)
         say(f"ready after {seconds:.0f} s")
         return True
 
     def go_back(self) -> None:
-        """Clients ask the old server again; those that wait, too."""
-        if self.old is None:
-            proxies.drop_sockets(self.engine, self.order.name)
-            return
-        with engine_errors():
-            self.old.reload()
-            if self.old.name != self.order.name:
-                launch.rename(self.old, self.order.name)
-            if not is_running(self.old):
-                say(f"starting {title(self.old)} again")
-                launch.clear_word(self.old)
-                self.old.start()
+        """Clients ask the old server again, those that wait, too: the one that still runs, else another like it."""
+        self.note(self.known)
+        there = linked.find_parts(str(self.paths.home), self.recipe, self.machines.values())
+        is_left_alone = [part.container.id for part in there] == [part.container.id for part in self.parts]
+        runs = self.same or all(is_running(part.container) for part in there)
+        if not (is_left_alone and runs and linked.is_of(there, self.known)):
+            linked.remove(self.paths, self.recipe, there)
+            if self.known.orders:
+                say(f"starting {self.known.orders[0].release.tag} again")
+                parts = self.create(self.known)
+                linked.start(parts)
+                linked.keep_up(parts, self.known.orders)
+        if self.known.orders:
+            self.bring_proxy(self.known)
+        else:
+            proxies.remove(self.engine, self.name)
 
 
-def title(server: Container) -> str:
-    return server.labels.get(RELEASE_LABEL, str(server.name))
-
-
-def look(server: Container, proxy: Container) -> Served:
-    with engine_errors():
-        server.reload()
-        proxy.reload()
-    return describe(server, proxy)
-
-
-def answer(server: Container, proxy: Container, key: str | None) -> None:
+def answer(served: Served, key: str | None) -> None:
     """SmokeError unless a real request gets its answer at the address that clients use."""
-    served = look(server, proxy)
     until, pause = time.monotonic() + ANSWER_SECONDS, 0.1
     while (fault := fault_of(served, key)) and time.monotonic() < until:
         time.sleep(pause)  # the proxy starts, and Docker publishes a port a moment after it says so
@@ -147,7 +164,7 @@ def answer(server: Container, proxy: Container, key: str | None) -> None:
     if fault:
         raise SmokeError(
             f"{served.release} answers within its container, and not at {served.url}: {fault}",
-            next_step=f"docker logs {proxy.name}; is there a firewall or a proxy between?",
+            next_step=f"docker logs {served.container}{PROXY}; is there a firewall or a proxy between?",
         )
 
 

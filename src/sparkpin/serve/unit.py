@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import show_file
-from sparkpin.serve import cluster
+from sparkpin.serve.served import read
 
 TEMPLATE = Path(__file__).with_name("unit.service.j2")
 
@@ -52,6 +52,6 @@ def show_unit(paths: Paths, recipe: str) -> None:
     env = {"SPARKPIN_HOME": str(paths.home), "SPARKPIN_CACHE": str(paths.cache)}  # systemd has no shell's XDG_DATA_HOME
     env |= {"SPARKPIN_PROJECT": str(paths.project)} if program == "sparkpin" else {}  # named: it may be another user's
     env |= {name: os.environ[name] for name in ("DOCKER_HOST",) if os.environ.get(name)}
-    its = cluster.remembered(paths, recipe)
+    its = read(paths.home, recipe).cluster
     others, invoke = its.urls[1:] if its else (), Path(sys.executable).parent / program
     show_file(unit_text(recipe, invoke, paths.project, env, others, system=os.geteuid() == 0))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sparkpin.core.errors import SmokeError
 from sparkpin.core.terminal import count, say
-from sparkpin.host.containers import Container, NotFound
+from sparkpin.host.containers import NotFound
 from sparkpin.host.engine import engine_errors
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.serve import crash_facts, launch, linked, startup
+from sparkpin.serve.linked import Part
 from sparkpin.serve.postmortem import report
 from sparkpin.smoke.startup import NotReady, Seldom, StartFault, wait_for_answer
 
@@ -21,7 +22,7 @@ class Detached(Exception):
     """The person does not wait any longer; the server goes on starting. The text says what runs."""
 
 
-def until_ready(container: Container, release: Release, timeout: float, folder: Path, *, fresh: bool) -> float:
+def until_ready(parts: Sequence[Part], release: Release, timeout: float, folder: Path, *, fresh: bool) -> float:
     """Seconds that it took; kept in `folder` for the next time if this is a start from its begin (fresh).
 
     NotReady with a post-mortem, kept in `folder`, as soon as the server ends, or when it does not answer within
@@ -29,37 +30,38 @@ def until_ready(container: Container, release: Release, timeout: float, folder: 
     """
     if last := startup.last(folder):
         say(f"the last start took {last.seconds:.0f} s")
-    ask = Seldom(lambda: launch.asks(container))
+    ask = Seldom(lambda: launch.asks(parts[0].container))
     try:
-        seconds, watched = wait_for_answer(lambda: look(container, release), ask, timeout)
+        seconds, watched = wait_for_answer(lambda: look(parts, release), ask, timeout)
     except StartFault as fault:
-        raise failure(container, release, str(fault), folder) from None
+        raise failure(parts, release, str(fault), folder) from None
     if fresh:
-        startup.keep(folder, release, watched, seconds, look(container, release)[1])
+        startup.keep(folder, release, watched, seconds, look(parts, release)[1])
     return seconds
 
 
-def look(container: Container, release: Release) -> tuple[str | None, bytes]:
+def look(parts: Sequence[Part], release: Release) -> tuple[str | None, bytes]:
     """Why it ended, None while it runs; and its log. SmokeError when somebody removed it."""
     with engine_errors():
         try:
-            container.reload()
-            how = crash_facts.how_ended(container)
-            for machine, peer in linked.peers_of(container) if how is None else ():
-                peer.reload()
-                if ended := crash_facts.how_ended(peer) or ("stays down" if crash_facts.stays_down(peer) else None):
-                    how = f"at {machine.where} {ended}"
-            return how, running.log_of(container)
+            for part in parts:
+                part.container.reload()
+                how = crash_facts.how_ended(part.container)
+                if not part.is_here and (how or crash_facts.stays_down(part.container)):
+                    how = f"at {part.machine.where} {how or 'stays down'}"
+                if how:
+                    break
+            return how, running.log_of(parts[0].container)
         except NotFound:
             raise SmokeError(
                 f"{release.tag} was stopped while it started", next_step=f"invoke serve {release.tag}"
             ) from None
 
 
-def failure(container: Container, release: Release, how: str, folder: Path) -> NotReady:
-    found = crash_facts.examine(container, release.recipe, release.tag, how)
+def failure(parts: Sequence[Part], release: Release, how: str, folder: Path) -> NotReady:
+    found = crash_facts.examine(parts[0].container, release.recipe, release.tag, how)
     report_file = crash_facts.keep(folder, found)
-    others = linked.deaths(container, release, folder)
+    others = linked.deaths(parts, release, folder)
     return NotReady(
         "\n".join([f"{release.tag} did not become ready", *report(found), *others]),
         found.log,

@@ -13,7 +13,7 @@ import pytest
 from cpu_stages import Service
 
 from sparkpin.host.engine import Engine
-from sparkpin.serve import rules
+from sparkpin.serve.proxy import RULES
 from sparkpin.serve.served import Served
 
 LOGGED = re.compile(rb'"([A-Z]+) (\S+) HTTP/1\.1" \d+')
@@ -62,7 +62,8 @@ def test_each_path_of_the_table_is_one_of_vllm(served: tuple[Served, str]) -> No
     with httpx.Client(base_url=base, headers={"x-api-key": key}, trust_env=False, timeout=120) as client:
         said = {
             path: client.request(method, path, json={} if method == "POST" else None)
-            for path, method in rules.PATHS.items()
+            for method, paths in RULES["paths"].items()
+            for path in paths
         }
     assert not {
         path: reply.status_code for path, reply in said.items() if reply.status_code in (401, 403, 404, 405, 502, 503)

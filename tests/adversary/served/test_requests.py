@@ -17,7 +17,7 @@ from cpu_stages import Service
 from request_trials import CHAT, HELLO, MODEL, TRIALS, Trial, attack, text
 from sparkpin_guard import MOD
 
-from sparkpin.serve.rules import PATHS
+from sparkpin.serve.proxy import RULES
 from sparkpin.smoke.scripts import CHAT as ANSWER
 
 CONTROL = {"model": MODEL, "messages": HELLO, "max_tokens": 40, "temperature": 0}
@@ -25,7 +25,8 @@ ORDINARY = text("ordinary", prompt="m" * 1900, max_tokens=100, ignore_eos=True)
 SECONDS = 2.0  # for the control's answer, on a machine with nothing else to do
 MOST = 20.0  # seconds on any machine: a trial that goes on after its client has left delays the ordinary request, too
 TRIES = 4
-CLOSED = ",".join(sorted({trial.path for trial in TRIALS if trial.must_be_refused} - PATHS.keys()))
+PATHS = {path for paths in RULES["paths"].values() for path in paths}
+CLOSED = ",".join(sorted({trial.path for trial in TRIALS if trial.must_be_refused} - PATHS))
 """Paths that the proxy would refuse by itself."""
 
 

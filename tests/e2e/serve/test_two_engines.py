@@ -222,7 +222,7 @@ def test_both_machines_start_anew(copy: Checkout, host: OtherHost, first: Releas
 
 def test_two_machines_serve_one_model(copy: Checkout, host: OtherHost, first: Release) -> None:
     own = str(ipaddress.ip_network(host.network)[1])
-    assert {ip for ip, _ in listeners(STORE_PORT)} == {own}
+    assert {line.split()[3] for line in listeners(STORE_PORT).splitlines()} == {f"{own}:{STORE_PORT}"}
     refused(copy, BusyError, f"port {STORE_PORT} is taken", "smoke", first.tag, "--nodes", host.url)
     (other,) = ranks(host)
     # A busy machine may not answer in the few seconds that `status` gives it.

@@ -15,9 +15,9 @@ from watched import signal_processes, until
 from sparkpin.core.errors import InputError
 from sparkpin.releases import inside
 from sparkpin.releases.record import Release
-from sparkpin.serve import crash_facts
+from sparkpin.serve import crash_facts, linked
 from sparkpin.serve.cluster import Machine
-from sparkpin.serve.linked import Linked
+from sparkpin.serve.linked import Part
 from sparkpin.smoke.evidence import evidence_folder, replaced
 from sparkpin.smoke.run import run_smoke
 
@@ -63,7 +63,8 @@ def test_what_ends_one_ends_both_and_they_join_anew(site: FakeSite, double: Rele
         assert "ended by signal 9" in both.said(0) and "has gone from torch's store" in both.said(1)
         assert both.counted() == ["2", "2"]
 
-        Linked(head, [(Machine("ssh://b", site.engine), worker)]).stop(timeout=20)
+        parts = [Part(Machine("here", site.engine), head), Part(Machine("ssh://b", site.engine), worker)]
+        linked.for_all(parts, lambda part: part.container.stop(timeout=20))
         for container in both.containers:
             container.reload()
             assert container.attrs["State"]["ExitCode"] == 0, "asked, both at once"

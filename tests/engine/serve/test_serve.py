@@ -103,7 +103,7 @@ def test_another_address_is_another_proxy_and_the_same_server(site: FakeSite, na
     secret = Path(key).read_text().splitlines()[1]
     assert secret not in json.dumps(front.attrs) and secret.encode() not in front.logs()
     assert site.start() == dataclasses.replace(served, health=site.start().health)
-    address = services.address_of(site.engine.client.containers.get(name + services.PROXY))
+    address = services.read(site.paths.home, "fake").address
     assert address is not None and (address.allow, address.limits.requests, address.cert) == (("/score",), 9, cert)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", site.port))  # the former port is free again
@@ -199,4 +199,4 @@ def test_the_half_that_is_down_is_named(site: FakeSite) -> None:
     front.start()
     server.kill()
     server.reload()
-    assert status.state_of(services.describe(server, front), server).startswith("the server ")
+    assert status.state_of(services.describe(site.engine, server), server).startswith("the server ")

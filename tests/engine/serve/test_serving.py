@@ -30,6 +30,7 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import asking, crash_facts, launch, logs, memory_limit, proxy, service, status, switching, waiting
 from sparkpin.serve import served as services
 from sparkpin.serve.launch import Health
+from sparkpin.serve.linked import Part
 from sparkpin.serve.memory_limit import Room
 from sparkpin.serve.rules import SOCKETS
 
@@ -158,7 +159,9 @@ def test_a_key_is_wanted_from_others_and_shown_to_nobody(site: FakeSite, capsys:
     assert f"export SPARKPIN_API_KEY=$(cat {file})" in capsys.readouterr().err
     clients.facts_of_server(site.paths, None, key="SPARKPIN_API_KEY")
     assert capsys.readouterr().err == ""
-    assert site.start() == dataclasses.replace(served, health=services.describe(container, front).health), "left alone"
+    assert site.start() == dataclasses.replace(served, health=services.describe(site.engine, container).health), (
+        "left alone"
+    )
     file.unlink()
     anew = site.start()
     assert anew.key != served.key and file.read_text().strip() != key and anew.started == served.started
@@ -167,7 +170,7 @@ def test_a_key_is_wanted_from_others_and_shown_to_nobody(site: FakeSite, capsys:
 def test_ctrl_c_leaves_the_server_to_start(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     look = waiting.look
 
-    def interrupted(container: Container, of: Release) -> tuple[str | None, bytes]:
+    def interrupted(parts: list[Part], of: Release) -> tuple[str | None, bytes]:
         monkeypatch.setattr(waiting, "look", look)
         raise KeyboardInterrupt
 
@@ -200,38 +203,50 @@ def test_ctrl_c_while_the_former_one_ends_brings_it_back(
     assert parts_of(site) == [served.container, served.container + services.PROXY]
 
 
-LEFT = ("away", "made", "proxy away", "proxy made", "gate shut", "both made")
+LEFT = ("noted", "gone", "made", "proxy gone", "proxy made", "gate shut")
 
 
 @pytest.mark.parametrize("left", LEFT)
-def test_what_a_killed_run_leaves_is_put_right(site: FakeSite, left: str) -> None:
-    """By the next `serve`, which trusts nothing that was made and never started; nothing of it stays after `stop`."""
-    containers = site.engine.client.containers
+def test_what_a_killed_run_leaves_is_put_right(site: FakeSite, newer: Release, left: str) -> None:
+    """Of a switch. By the next `serve`, which trusts nothing that was made and never started; nothing of it stays after
+    `stop`."""
+    containers, home = site.engine.client.containers, site.paths.home
     served = site.start(port=site.port)
     server, front = containers.get(served.container), containers.get(served.container + services.PROXY)
-    if left in ("away", "made"):
-        server.rename(server.name + services.FORMER)
-        if left == "made":
-            made_like(site.engine, server, served.container)
+    record = services.read(home, "fake")
+    wanted = dataclasses.replace(record.orders[0], release=newer, labels=service.labels_of(site.paths, newer))
+    services.write(home, "fake", record.model_copy(update={"orders": (wanted,), "former": record}))
+    if left in ("gone", "made"):
+        server.remove(force=True, v=True)
+    if left in ("proxy gone", "proxy made"):
+        front.remove(force=True, v=True)
+    if left == "made":
+        made_like(site.engine, server, served.container)
+    elif left == "proxy made":
+        made_like(site.engine, front, served.container + services.PROXY)
     elif left == "gate shut":
         running.put(front, launch.FOLDER, {proxy.GATE: b"wait"})
-    else:
-        front.kill()
-        front.rename(front.name + services.FORMER)
-        if left != "proxy away":
-            made_like(site.engine, front, served.container + services.PROXY)
-        if left == "both made":
-            front.remove(v=True)
-            server.remove(force=True, v=True)
-            made_like(site.engine, server, served.container)
     again = site.start()
     assert again.ready and (again.container, again.port) == (served.container, served.port)
-    assert (again.started == served.started) == (left != "both made")
+    assert (again.started == served.started) == (left not in ("gone", "made"))
     assert parts_of(site) == [served.container, served.container + services.PROXY]
     service.stop(site.paths, site.engine, None)
     assert parts_of(site) == []
     with pytest.raises(docker.errors.NotFound):
         site.engine.client.volumes.get(served.container)
+
+
+def test_what_a_killed_switch_was_from_answers_where_the_next_does_not(site: FakeSite, newer: Release) -> None:
+    """It is not there any more, but in the record."""
+    served = site.start(port=site.port)
+    record = services.read(site.paths.home, "fake")
+    wanted = dataclasses.replace(record.orders[0], release=newer, labels=service.labels_of(site.paths, newer))
+    services.write(site.paths.home, "fake", record.model_copy(update={"orders": (wanted,), "former": record}))
+    site.engine.client.containers.get(served.container).remove(force=True, v=True)
+    with pytest.raises(SmokeError):
+        site.start(dataclasses.replace(newer, env={"FAKE_VLLM": "exit"}), port=free_port())
+    assert post(f"{served.url}/completions", "x") == 200
+    assert services.running_release(site.paths, site.engine, "fake") == served.release
 
 
 def made_like(engine: Engine, container: Container, name: str) -> None:
@@ -346,7 +361,8 @@ def test_a_switch_that_nobody_waits_for_keeps_the_former_one_until_the_next_answ
     with pytest.raises(waiting.Detached):
         site.start(wanted)
     monkeypatch.undo()
-    assert old.container + services.FORMER in parts_of(site)
+    former = services.read(site.paths.home, "fake").former
+    assert former and former.orders[0].release == site.release
     assert [s.container for s in services.status(site.engine) if s.home == str(site.paths.home)] == [old.container]
     if bad:
         with pytest.raises(SmokeError):
@@ -364,9 +380,9 @@ def test_clients_wait_for_the_former_one_whatever_the_next_one_said_last(
     """The next one failed too often, so that the proxy refused what came."""
     old = site.start(port=site.port)
 
-    def fails(container: Container, *_: object, **__: object) -> float:
-        container.stop()
-        running.put(container, SOCKETS, {f"server/{inside.PROXY_STATE}": inside.DOWN.encode()})
+    def fails(parts: list[Part], *_: object, **__: object) -> float:
+        parts[0].container.stop()
+        running.put(parts[0].container, SOCKETS, {f"server/{inside.PROXY_STATE}": inside.DOWN.encode()})
         raise SmokeError("it stays down", next_step="")
 
     monkeypatch.setattr(waiting, "until_ready", fails)

@@ -32,7 +32,7 @@ pytest_plugins = ["fake_release"]
 def host(site: FakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OtherHost]:
     """It has the release's image and checkpoint."""
     (site.checkpoint / "sparkpin.json").write_text(json.dumps({"files": {"config.json": {"size": 2}}}))
-    monkeypatch.setattr(cluster, "listeners", lambda port: [])  # another test may serve a pair, on another link
+    monkeypatch.setattr(cluster, "listeners", lambda port: "")  # another test may serve a pair, on another link
     (tmp_path / "other").mkdir()
     with other_host(tmp_path / "other") as host:
         monkeypatch.setenv("PATH", host.ssh.path)
@@ -64,7 +64,7 @@ def test_a_pair_is_switched_brought_back_and_stopped_as_one(site: FakeSite, host
         served = site.start(first, port=site.port, where=where)
         assert others() == [first.tag] and site.start(first).started == served.started, "left alone, as before"
         container = find(site.engine, served.container)
-        assert container is not None and linked.states(container) == {host.url: "running"}
+        assert container is not None and linked.states(served.home, "fake") == {host.url: "running"}
 
         signal_processes(host.engine.client.containers.list()[0], "vllm serve", "KILL")
         until(lambda: container.reload() or container.attrs["RestartCount"] == 1, 60)  # type: ignore[func-returns-value]

@@ -22,6 +22,7 @@ from sparkpin.releases import container as running
 from sparkpin.releases import runs_here
 from sparkpin.serve import cluster
 from sparkpin.serve.cluster import Cluster, ClusterOptions
+from sparkpin.serve.served import Service, write
 from sparkpin.smoke import server
 
 KEPT = Cluster(("here", "ssh://b"), "10.0.0.0/24")
@@ -44,7 +45,7 @@ def test_the_machines_of_a_smoke_test(paths: Paths, monkeypatch: pytest.MonkeyPa
     with pytest.raises(InputError) as caught:
         smoke.cluster_of(paths, PAIR, ClusterOptions(link="eth1"))
     assert f"invoke smoke {PAIR.tag} --nodes here,ssh://" in caught.value.next_step
-    cluster.remember(paths, PAIR.recipe, KEPT)
+    write(paths.home, PAIR.recipe, Service(cluster=KEPT))
     assert smoke.cluster_of(paths, PAIR, ClusterOptions()) == KEPT
     assert smoke.cluster_of(paths, dataclasses.replace(PAIR, argv=release(1).argv), ClusterOptions()) is None
     monkeypatch.setattr(runs_here, "read_gpus", lambda: (GB10, GB10))  # all of it fits here

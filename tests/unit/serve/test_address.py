@@ -36,9 +36,6 @@ def test_what_is_not_said_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.Mo
     assert AddressOptions().applied(first) == first == Address.model_validate_json(first.model_dump_json())
     back = AddressOptions(tls_cert="none", allow="none", limit="none").applied(first)
     assert back == Address(host="0.0.0.0", port=8001)
-    assert first.options.applied(Address(port=3, allow=("/x",))) == first and back.options.applied(first) == back
-    words = AddressOptions(port=1, tls_cert="c", tls_key="k").words
-    assert words == ("--port", "1", "--tls-cert", f"{tmp_path}/c", "--tls-key", f"{tmp_path}/k")
 
 
 WRONG = (

@@ -17,10 +17,10 @@ from sparkpin.core.errors import BusyError, EngineError, HostError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.pins.nodes import STORE_PORT
 from sparkpin.releases import runs_here
-from sparkpin.releases.container import HOME_LABEL
-from sparkpin.serve import cluster, crash_facts, linked, memory_limit, waiting
+from sparkpin.serve import cluster, crash_facts, linked, memory_limit, served, waiting
 from sparkpin.serve.cluster import Cluster, ClusterOptions
 from sparkpin.serve.link import HostFacts, Interface
+from sparkpin.serve.linked import Part
 
 PAIR: Any = SimpleNamespace(tag="sparkpin/p:base-1", recipe="p", argv=("vllm", "serve", "/model", "--nnodes", "2"))
 ALONE: Any = SimpleNamespace(tag="sparkpin/r:base-1", recipe="r", argv=("vllm", "serve", "/model"))
@@ -58,14 +58,14 @@ def test_what_does_not_fit_is_refused(options: ClusterOptions, release: Any) -> 
 
 
 def test_the_machines_are_kept(tmp_path: Path) -> None:
-    paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
-    assert cluster.remembered(paths, "p.1") is None and cluster.remembered_urls(paths, None) == []
-    cluster.remember(paths, "p.1", KEPT)
-    assert cluster.remembered(paths, "p.1") == KEPT and cluster.remembered_urls(paths, "p.1") == ["here", "ssh://b"]
-    assert cluster.remembered_urls(paths, "p") == [] and cluster.remembered_urls(paths, None) == ["here", "ssh://b"]
-    cluster.path_of(paths, "p.1").write_text('{"urls": 3}')
-    with pytest.raises(InputError, match=r"p\.1\.cluster\.json"):
-        cluster.remembered(paths, "p.1")
+    assert served.read(tmp_path, "p.1").urls == ("here",) and served.recorded(tmp_path) == {}
+    former = served.Service(cluster=Cluster(("here", "ssh://c")))
+    served.write(tmp_path, "p.1", served.Service(cluster=KEPT, former=former))
+    assert served.read(tmp_path, "p.1").cluster == KEPT and [*served.recorded(tmp_path)] == ["p.1"]
+    assert served.read(tmp_path, "p.1").urls == ("here", "ssh://b", "ssh://c") and served.recorded(tmp_path, "p") == {}
+    served.record_path(tmp_path, "p.1").write_text('{"cluster": 3}')
+    with pytest.raises(InputError, match=r"p\.1\.served\.json"):
+        served.read(tmp_path, "p.1")
 
 
 TOLD: dict[str, Any] = {
@@ -97,107 +97,62 @@ def test_what_another_machine_answers_is_not_believed(log: bytes) -> None:
     assert container.remove.call_count == 2
 
 
-def test_a_node_that_stays_down_is_not_whole_nor_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("reload", "logs"):
-        monkeypatch.setattr(linked.Linked, name, lambda self, **options: b"")
-    other = MagicMock(status="running", attrs={"State": {"Status": "running"}})
-    server: Any = SimpleNamespace(attrs={}, client=None, collection=None)
-    both = linked.Linked(server, [(cluster.Machine("ssh://b", MagicMock()), other)])
-    both.attrs = {"State": {"Status": "running"}, "Config": {"Labels": {linked.CLUSTER_LABEL: KEPT.text}}}
-    other.logs.return_value = b"sparkpin: starting the server\n"
-    assert linked.runs_everywhere(both) and waiting.look(both, PAIR)[0] is None
-    other.logs.return_value = b"sparkpin: stays down: it has been started again 5 times\n"
-    assert not linked.runs_everywhere(both) and "ssh://b" in str(waiting.look(both, PAIR)[0])
+def part(where: str, **attributes: Any) -> Part:
+    running = {"status": "running", "attrs": {"State": {"Status": "running"}}, "labels": {}}
+    return Part(cluster.Machine(where, MagicMock()), MagicMock(**running | attributes))
+
+
+def test_a_node_that_stays_down_is_not_whole_nor_waited_for() -> None:
+    both = [part("here"), part("ssh://b")]
+    both[1].container.logs.return_value = b"sparkpin: starting the server\n"
+    assert linked.runs_everywhere(both, 2) and not linked.runs_everywhere(both, 3)
+    assert waiting.look(both, PAIR)[0] is None
+    both[1].container.logs.return_value = b"sparkpin: stays down: it has been started again 5 times\n"
+    assert not linked.runs_everywhere(both, 2) and "ssh://b" in str(waiting.look(both, PAIR)[0])
 
 
 def test_a_machine_that_answers_once_and_no_more_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     engine: Any = MagicMock()
-    engine.containers.list.side_effect = EngineError("Read timed out")
+    engine.client.containers.get.side_effect = EngineError("Read timed out")
     reached = [cluster.Machine("ssh://b", engine)], dict[str, Any]()
     monkeypatch.setattr(linked, "reached", lambda urls: contextlib.nullcontext(reached))
-    head: Any = SimpleNamespace(labels={linked.CLUSTER_LABEL: KEPT.text})
-    assert "Read timed out" in linked.states(head)["ssh://b"]
+    monkeypatch.setattr(linked, "read", lambda *_: SimpleNamespace(others=("ssh://b",)))
+    assert "Read timed out" in linked.states("/home", "p")["ssh://b"]
 
 
-def test_a_server_keeps_what_was_made_with_it_and_the_rest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    labels = {linked.GROUP_LABEL: "g", linked.CLUSTER_LABEL: Cluster(("here", "ssh://b", "ssh://c")).text}
-    old: Any = SimpleNamespace(labels=labels, attrs={}, client=None, collection=None)
-    b, c = (cluster.Machine(url, SimpleNamespace()) for url in ("ssh://b", "ssh://c"))  # type: ignore[arg-type]
-    made: list[Any] = [
-        (machine, SimpleNamespace(id=group, labels={linked.GROUP_LABEL: group}))
-        for machine, group in ((c, "killed"), (b, "g"), (c, "g"))
-    ]
-    removed = list[str]()
-    monkeypatch.setattr(linked, "elsewhere", lambda *_: contextlib.nullcontext(made))
-    monkeypatch.setattr(linked.launch, "remove", lambda one: removed.append(one.id))
-    with contextlib.ExitStack() as stack:
-        whole: Any = linked.join_peers(stack, None, "r", old)  # type: ignore[arg-type]
-        assert linked.peers_of(whole) == tuple(made[1:]) and removed == ["killed"]
-        assert linked.join_peers(stack, None, "r", None) is None  # type: ignore[arg-type]
-    assert removed == ["killed", "killed", "g", "g"], "of no server"
+def test_a_machine_that_is_away_stops_nothing() -> None:
+    """Of those that are there each is asked."""
+    parts, asked = [part("here"), part("ssh://b"), part("ssh://c")], list[str]()
+
+    def act(one: Part) -> None:
+        if one.machine.where == "ssh://b":
+            raise EngineError("no answer")
+        asked.append(one.machine.where)
+
+    linked.for_all(parts, act)
+    assert sorted(asked) == ["here", "ssh://c"]
 
 
-def test_what_another_machine_s_server_left_is_kept_under_its_own_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rank 1 is away: the place in the list of those that answer is no rank."""
-    labels = {linked.CLUSTER_LABEL: Cluster(("here", "ssh://b", "ssh://c")).text, HOME_LABEL: str(tmp_path)}
-    labels |= {"sparkpin.serve": "p", "sparkpin.release": PAIR.tag, linked.GROUP_LABEL: "g"}
-    dead = {"State": {"Status": "exited", "ExitCode": 72}, "HostConfig": {}, "Config": {"Labels": {}}}
+def test_what_another_machine_s_server_left_is_kept_under_its_own_name(tmp_path: Path) -> None:
+    dead = {"State": {"Status": "exited", "ExitCode": 72}, "HostConfig": {}, "RestartCount": 0}
     log = b"sparkpin: starting the server\nsparkpin: ended: a worker has gone from torch's store\n"
-    peer: Any = MagicMock(attrs=dead, labels={linked.GROUP_LABEL: "g"}, logs=lambda **_: log)
-    first: Any = SimpleNamespace(attrs={"Config": {"Labels": labels}}, client=None, collection=None)
-    both = linked.Linked(first, [(cluster.Machine("ssh://c", MagicMock()), peer)])
-    monkeypatch.setattr(linked.Container, "remove", lambda self, **options: None)
-    both.remove()
-    assert (tmp_path / "serve/p/base-1/machine-2" / crash_facts.LOG).read_bytes() == log
-
-
-def test_what_an_earlier_pair_left_goes_with_a_server_of_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its machine was away when the recipe's next server was started."""
-    removed = list[str]()
-    monkeypatch.setattr(linked.Container, "remove", lambda self, **options: removed.append(self.name))
-    first: Any = SimpleNamespace(attrs={"Name": "/first", "Config": {"Labels": {}}}, client=None, collection=None)
-    peer: Any = SimpleNamespace(name="peer", labels={linked.GROUP_LABEL: "g"})
-    linked.Linked(first, [(cluster.Machine("ssh://c", MagicMock()), peer)]).remove()
-    assert sorted(removed) == ["first", "peer"]
-
-
-def test_a_machine_that_is_connected_is_not_asked_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that answers after 20 s is connected; asked again, for 8 s at most, it would be away at once."""
-    paths, asked = Paths(tmp_path, tmp_path / "cache", tmp_path / "home"), list[str]()
-
-    def reached(urls: list[str]) -> Any:
-        asked.extend(urls)
-        return contextlib.nullcontext(([], {}))
-
-    monkeypatch.setattr(linked, "reached", reached)
-    made = SimpleNamespace(labels={linked.GROUP_LABEL: "g"})
-    monkeypatch.setattr(linked, "with_labels", lambda machine, labels: [made])
-    urls = ("here", "ssh://b", "ssh://c")
-    old: Any = SimpleNamespace(labels={linked.GROUP_LABEL: "g", linked.CLUSTER_LABEL: Cluster(urls).text})
-    old.attrs, old.client, old.collection = {}, None, None
-    slow = cluster.Machine("ssh://b", MagicMock())
-    with contextlib.ExitStack() as stack:
-        here = cluster.Machine(cluster.HERE, MagicMock())
-        whole: Any = linked.join_peers(stack, paths, "r", old, (here, slow))
-    assert asked == ["ssh://c"] and linked.peers_of(whole) == ((slow, made),)
+    head = part("here", labels={"sparkpin.release": PAIR.tag}, attrs={**dead, "State": {"Status": "created"}})
+    peer = part("ssh://c", attrs=dead, logs=lambda **_: log, labels={"sparkpin.release": "../../evil"})
+    linked.remove(Paths(tmp_path, tmp_path, tmp_path), "p", [head, peer])
+    assert (tmp_path / "serve/p/base-1/c" / crash_facts.LOG).read_bytes() == log
 
 
 def test_a_server_gives_back_what_its_plan_has_where_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a plan what its containers may take; nothing of a machine that has none of them."""
-    paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
-    labels = {linked.CLUSTER_LABEL: Cluster(("here", "ssh://b", "ssh://c")).text, "sparkpin.release": PAIR.tag}
-    parts: list[Any] = [
-        SimpleNamespace(labels=labels, attrs={"HostConfig": {"Memory": n << 30}}, client=None, collection=None)
-        for n in (5, 6)
+    paths, labels = Paths(tmp_path, tmp_path / "cache", tmp_path / "home"), {"sparkpin.release": PAIR.tag}
+    parts = [
+        part(where, labels=labels, attrs={"HostConfig": {"Memory": n << 30}})
+        for where, n in (("here", 5), ("ssh://b", 6))
     ]
-    server = linked.Linked(parts[0], [(cluster.Machine("ssh://b", MagicMock()), parts[1])])
-    server.attrs["Config"] = {"Labels": labels}
-    assert linked.freed_by(paths, server) == {"here": 5 << 30, "ssh://b": 6 << 30}, "no record, no plan"
+    assert linked.freed_by(paths, parts) == {"here": 5 << 30, "ssh://b": 6 << 30}, "no record, no plan"
     monkeypatch.setattr(linked.Releases, "get", lambda *_: PAIR)
     monkeypatch.setattr(memory_limit, "plan_of", lambda *_: SimpleNamespace(needed=4 << 30))
-    assert linked.freed_by(paths, server) == {"here": 4 << 30, "ssh://b": 4 << 30}
+    assert linked.freed_by(paths, parts) == {"here": 4 << 30, "ssh://b": 4 << 30}
 
 
 GIB = 1 << 30
@@ -224,7 +179,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(runs_here, "uses_gpu", lambda *_: False)
     monkeypatch.setattr(cluster, "require_model", lambda *_: "/there")
     monkeypatch.setattr(cluster, "examined", lambda machine, release, folder: facts[machine.where])
-    monkeypatch.setattr(cluster, "listeners", lambda port: [])
+    monkeypatch.setattr(cluster, "listeners", lambda port: "")
 
     def check(freed: dict[str, int] | None = None, **free: int) -> cluster.Checked:
         for where, more in free.items():
@@ -248,7 +203,7 @@ def test_the_store_s_port_has_to_be_free_unless_the_recipe_s_server_has_it(
     two: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = list[int]()
-    monkeypatch.setattr(cluster, "listeners", lambda port: asked.append(port) or ["another"])  # type: ignore[func-returns-value]
+    monkeypatch.setattr(cluster, "listeners", lambda port: asked.append(port) or "another")  # type: ignore[func-returns-value]
     with pytest.raises(BusyError, match=str(STORE_PORT)):
         two()
     assert two({"here": 1}) and asked == [STORE_PORT]

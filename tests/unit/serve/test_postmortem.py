@@ -11,10 +11,8 @@ import pytest
 import yaml
 from places import DATA
 
-from sparkpin.releases.container import HOME_LABEL
 from sparkpin.serve import crash_facts
 from sparkpin.serve.postmortem import CAUSES, Cause, Death, cause, first_error, report
-from sparkpin.serve.served import LABEL, RELEASE_LABEL
 
 CASES = yaml.safe_load((DATA / "crashes.yaml").read_text())
 INIT = """(EngineCore pid=170) ERROR 11-22 03:55:16 [core.py:1510] EngineCore failed to start.
@@ -154,14 +152,13 @@ def test_an_empty_journal_says_no_more_than_none(monkeypatch: pytest.MonkeyPatch
     assert found[0] == found[1] != found[2]
 
 
-def container(home: Path, log: str, **state: Any) -> Any:
-    labels = {HOME_LABEL: str(home), LABEL: "r", RELEASE_LABEL: "sparkpin/r:base-1"}
+def container(log: str, **state: Any) -> Any:
     attrs = {
         "State": {"Status": "exited", "ExitCode": 1, "FinishedAt": "2026-01-01T00:00:00Z", **state},
         "HostConfig": {},
         "RestartCount": state.pop("restarts", 0),
     }
-    return SimpleNamespace(labels=labels, attrs=attrs, logs=lambda **_: log.encode())
+    return SimpleNamespace(attrs=attrs, logs=lambda **_: log.encode())
 
 
 LIFE = "sparkpin: starting the server\n"
@@ -181,13 +178,12 @@ RUNS = {"Status": "running", "ExitCode": 0}
 def test_what_a_crash_left_is_kept_before_its_container_goes(
     tmp_path: Path, log: str, state: dict[str, Any], kept: bool
 ) -> None:
-    gone = container(tmp_path, log, **state)
-    crash_facts.keep_evidence(gone)
-    folder = tmp_path / "serve/r/base-1"
+    gone, folder = container(log, **state), tmp_path / "serve/r/base-1"
+    crash_facts.keep_evidence(gone, folder, "r", "sparkpin/r:base-1")
     assert folder.exists() == kept
     if kept:
         assert (folder / crash_facts.LOG).read_text() == LIFE + INIT, "nothing of its later life, which may be long"
         assert "/dev/shm" in (folder / crash_facts.REPORT).read_text()
         (folder / crash_facts.REPORT).write_text("of a start that failed, just now")
-        crash_facts.keep_evidence(gone)
+        crash_facts.keep_evidence(gone, folder, "r", "sparkpin/r:base-1")
         assert (folder / crash_facts.REPORT).read_text() == "of a start that failed, just now"

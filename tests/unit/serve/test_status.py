@@ -18,11 +18,11 @@ from evidence_samples import PROJECT
 from sparkpin.cli import serve as task
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
-from sparkpin.serve import asking, cluster, keys, status, unit
+from sparkpin.serve import asking, keys, status, unit
 from sparkpin.serve.address import Address
 from sparkpin.serve.cluster import Cluster
 from sparkpin.serve.rules import Limits
-from sparkpin.serve.served import Served, address_path, keep_address, kept_address
+from sparkpin.serve.served import Served, Service, read, record_path, write
 
 
 def test_a_server_that_another_run_has_just_replaced_starts() -> None:
@@ -72,7 +72,7 @@ def test_a_shell_takes_the_lines_of_env_as_they_are_meant(
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
     name = "a '$(touch /tmp/no) b"
     served = Served(str(paths.home), "r", "sparkpin/r:v2-1", "c", "0.0.0.0", 8000, name, "running", True, key="x")
-    for what, value in (("service_of", None), ("proxy_of", None), ("describe", served)):
+    for what, value in (("service_of", None), ("describe", served)):
         monkeypatch.setattr(asking, what, lambda *_, value=value: value)
     with pytest.raises(InputError):
         asking.show_env(paths, None, None)  # type: ignore[arg-type]
@@ -88,18 +88,19 @@ def test_a_shell_takes_the_lines_of_env_as_they_are_meant(
 def test_an_address_of_another_version_is_not_kept(tmp_path: Path) -> None:
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
     whole = Address(port=8001, cert="/c", tls_key="/k", allow=("/score",), limits=Limits(requests=9))
-    keep_address(paths, "r", whole)
-    assert kept_address(paths, "r") == whole
+    write(paths.home, "r", Service(address=whole))
+    assert read(paths.home, "r").address == whole
     for change in ({"port": 0}, {"host": "x"}, {"allow": ["/../x"]}, {"limits": {"body": "many"}}):
-        address_path(paths, "r").write_text(json.dumps(whole.model_dump(mode="json") | change))
-        with pytest.raises(InputError, match=str(address_path(paths, "r"))):
-            kept_address(paths, "r")
+        path = record_path(paths.home, "r")
+        path.write_text(json.dumps({"address": whole.model_dump(mode="json") | change}))
+        with pytest.raises(InputError, match=str(path)):
+            read(paths.home, "r")
 
 
 def test_the_unit_of_another_folder_s_project_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for project, named in ((PROJECT, False), (tmp_path / "project", True)):
         paths = Paths(project, tmp_path / "cache", tmp_path / "home")
-        cluster.remember(paths, "r", Cluster(("here", "ssh://b")))
+        write(paths.home, "r", Service(cluster=Cluster(("here", "ssh://b"))))
         unit.show_unit(paths, "r")
         text = capsys.readouterr().out
         assert "\nExecStartPre=" in text and "docker -H ssh://b" in text

@@ -20,7 +20,9 @@ from sparkpin.measure.bench.record import PeakMemory, Start
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.serve import crash_facts, launch, memory_limit, served, startup, waiting
+from sparkpin.serve.cluster import HERE, Machine
 from sparkpin.serve.launch import Health, LaunchOrder
+from sparkpin.serve.linked import Part
 from sparkpin.serve.proxy import requests_under_way
 from sparkpin.smoke.server import LABEL, owner
 
@@ -72,7 +74,7 @@ def running_service(paths: Paths, engine: Engine, subject: BenchSubject) -> Benc
     container = served.find(engine, served.name_of(paths, release.recipe))
     if container is None or not served.is_running(container):
         return None
-    known = served.describe(container, served.proxy_of(engine, container))
+    known = served.describe(engine, container)
     if known.release != release.tag or not known.ready:
         return None
     return BenchTarget(subject, container, "served", None)
@@ -109,7 +111,7 @@ def started(paths: Paths, engine: Engine, subject: BenchSubject) -> Iterator[Ben
             container.start()
         say(f"started a server of {release.tag}")
         folder = crash_facts.folder_of(paths, release.recipe, release.name)
-        waiting.until_ready(container, release, wanted.timeout, folder, fresh=True)
+        waiting.until_ready([Part(Machine(HERE, engine), container)], release, wanted.timeout, folder, fresh=True)
         last = startup.last(folder)
         start = Start(seconds=last.seconds, began=last.began) if last else None
         if subject.gpus:
