@@ -21,7 +21,7 @@ from pathlib import Path
 from sparkpin.core import terminal
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
-from sparkpin.serve import launch, rules, served
+from sparkpin.serve import launch, served
 
 FIRST_GOAL, TOKEN_GOAL = 1.0, 0.2  # milliseconds
 
@@ -34,7 +34,7 @@ def main() -> None:
     engine = Engine.connect()
     found = next(one for one in served.status(engine) if one.home == str(Paths.from_env().home))
     volume = Path(engine.client.volumes.get(found.container).attrs["Mountpoint"])
-    path = volume / Path(launch.SOCKET_PATH).relative_to(rules.SOCKETS)
+    path = volume / Path(launch.SOCKET_PATH).relative_to(launch.SOCKETS)
 
     def direct() -> socket.socket:
         link = socket.socket(socket.AF_UNIX)

@@ -27,8 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from sparkpin.serve.startup import Startup
-from sparkpin.smoke.startup import weights_seconds
+from sparkpin.smoke.startup import Startup, weights_seconds
 
 WIDE, INNER, HEADS, KV_HEADS, HEAD, WORDS = 8192, 28672, 32, 4, 256, 32768
 SHAPES = {

@@ -37,10 +37,10 @@ from run import COMMON, COMPILED, GRAPHS, MTP, OFF, cache
 
 from sparkpin.releases import inside
 from sparkpin.serve import proxy
-from sparkpin.serve.address import Address
+from sparkpin.serve.address import Address, Limits
+from sparkpin.serve.launch import SOCKET, SOCKETS
 from sparkpin.serve.postmortem import first_error, relevant
 from sparkpin.serve.proxy import RULES, ProxyOrder
-from sparkpin.serve.rules import SOCKET, SOCKETS, Limits
 from sparkpin.smoke.scripts import CHAT as ANSWER
 
 HERE = Path(__file__).resolve().parent

@@ -19,7 +19,7 @@ from checkout import LONGEST, Checkout
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases.record import Release, Releases
-from sparkpin.serve import service
+from sparkpin.serve import served as served_names
 from sparkpin.serve.served import PROXY
 from sparkpin.smoke.scripts import CHAT
 
@@ -165,7 +165,7 @@ def test_promote_serve_and_roll_back_take_the_flags_with_them(copy: Checkout, fi
     assert answer == CHAT.expected_content
     told = [token["logprob"] for token in more["choices"][0]["logprobs"]["content"]]
     assert len(told) == more["usage"]["completion_tokens"] and all(-20 < logprob <= 0 for logprob in told), told
-    name = service.name_of(Paths(copy.folder, copy.home, copy.home), TRIAL)
+    name = served_names.name_of(Paths(copy.folder, copy.home, copy.home), TRIAL)
     container = Engine.connect().client.containers.get(name)
     argv = container.attrs["Config"]["Cmd"]
     assert argv[argv.index("--max-model-len") + 1] == "2048"

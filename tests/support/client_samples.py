@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparkpin.serve.client_facts import ServerFacts
+from sparkpin.serve.clients import ServerFacts
 
 URL = "http://127.0.0.1:8000/v1"
 FULL = ServerFacts(URL, "qwen/qwen3.5", "all day", 196608, 32768, ("text", "image"), True, True)

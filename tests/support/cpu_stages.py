@@ -20,6 +20,7 @@ from sparkpin.host.engine import Engine
 from sparkpin.releases.container import ready_timeout
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import keys, service
+from sparkpin.serve import served as served_names
 from sparkpin.serve.address import NONE, AddressOptions
 from sparkpin.serve.served import Served
 from sparkpin.smoke.client import Client
@@ -68,7 +69,7 @@ class Service(Checkout):
 
     @property
     def container(self) -> Container:
-        return Engine.connect().client.containers.get(service.name_of(self.paths, self.last.recipe))
+        return Engine.connect().client.containers.get(served_names.name_of(self.paths, self.last.recipe))
 
     @property
     def key(self) -> Path:

@@ -18,8 +18,8 @@ from sparkpin.pins.nodes import NodeRank, spread
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.serve import launch
+from sparkpin.serve.address import Limits
 from sparkpin.serve.launch import Health, LaunchOrder
-from sparkpin.serve.rules import Limits
 
 QUICK = Health(interval=1, failures=2)
 RESTARTS = f"print(open('{launch.FOLDER}/state/restarts').read(), end='')"

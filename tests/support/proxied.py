@@ -20,9 +20,9 @@ from watched import free_port
 
 from sparkpin.releases import inside
 from sparkpin.serve import proxy
-from sparkpin.serve.address import Address
+from sparkpin.serve.address import Address, Limits
+from sparkpin.serve.launch import SOCKET
 from sparkpin.serve.proxy import ProxyOrder
-from sparkpin.serve.rules import SOCKET, Limits
 
 KEY = "k" * 43
 HEADERS = {"Authorization": f"Bearer {KEY}"}

@@ -21,8 +21,7 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import uses_gpu
 from sparkpin.serve import asking, cluster, keys, served, service
 from sparkpin.serve.address import UNCHANGED, Address, AddressOptions
-from sparkpin.serve.client_facts import ServerFacts, facts_of
-from sparkpin.serve.client_formats import CLIENTS, found_here
+from sparkpin.serve.clients import CLIENTS, ServerFacts, facts_of, found_here
 from sparkpin.serve.cluster import ClusterOptions
 from sparkpin.serve.status import service_of
 from sparkpin.serve.unit import show_unit

@@ -57,6 +57,7 @@ listens, or failed too often. A connection of the proxy's own to find out would 
 STAYS_DOWN = "stays down"  # how the last line of the log begins then
 METRICS_SECONDS = 5.0
 PATIENCE = 10.0  # seconds for a token; a server that takes longer has to move its counters meanwhile
+STILL_SECONDS = 60.0  # more than a token and the metrics before and after it may take
 FIRST_PATIENCE = 60.0  # for the first token, which the host asks for
 REFILL_SECONDS = 3600.0  # without a restart: then all that are allowed are there again
 SETTINGS_SECONDS = 5.0  # in which the host has written its file
@@ -368,7 +369,8 @@ def watch(settings: dict[str, Any], end: Callable[[int, str], None]) -> None:
     """Have a token written now and then, and end a server that writes none. Returns after that alone."""
     begin, answered, failures, text = time.monotonic(), False, 0, "starting"
     while failures < settings["failures"]:
-        write(STATE / "watch", json.dumps({"well": answered and not failures, "text": text}))
+        until = time.monotonic() + settings["interval"] + STILL_SECONDS
+        write(STATE / "watch", json.dumps({"well": answered and not failures, "text": text, "until": until}))
         time.sleep(settings["interval"])
         before = work_done(settings)
         try:
@@ -392,8 +394,9 @@ def health() -> int:
         print(STAYS_DOWN)
         return 1
     seen = json.loads((STATE / "watch").read_text())
-    print(seen["text"])
-    return 0 if seen["well"] else 1
+    is_late = time.monotonic() > seen["until"]
+    print("process 1 stands still" if is_late else seen["text"])
+    return 0 if seen["well"] and not is_late else 1
 
 
 def main(task: str, *argv: str) -> int:

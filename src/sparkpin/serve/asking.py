@@ -19,7 +19,7 @@ NEXT = ("invoke status", "invoke logs", "invoke stop")
 
 def how_to_ask(paths: Paths, served: Served, context: int | None = None, *, scripted: bool = False) -> list[str]:
     """Lines for a server that answers. context: tokens; scripted: its answers are a script."""
-    from sparkpin.serve.client_formats import found_here  # slow to import
+    from sparkpin.serve.clients import found_here  # slow to import
 
     found = [f"{served.release} answers at {served.url}" + (f", {context} tokens of context" if context else "")]
     if scripted:

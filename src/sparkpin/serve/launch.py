@@ -14,10 +14,13 @@ from sparkpin.releases import container as running
 from sparkpin.releases import inside
 from sparkpin.releases.container import PYTHON, Node, put
 from sparkpin.releases.record import Release
+from sparkpin.serve.address import Limits
 from sparkpin.serve.cluster import HERE
-from sparkpin.serve.rules import FOLDER, SERVER, SOCKET, SOCKETS, Limits
 from sparkpin.smoke.server import socket_argv
 
+FOLDER = "/run/sparkpin"  # in the containers of both: what the host has put there
+SOCKETS = "/run/v"  # in the containers of both: a volume
+SERVER, SOCKET = f"{SOCKETS}/server", "s"  # the folder there that is the server's, and its socket in that
 PROGRAM = f"{FOLDER}/inside.py"
 SOCKET_PATH = f"{SERVER}/{SOCKET}"
 DROPPED = ("--api-key", "--disable-log-stats")  # a busy server is known from one that hangs by its counters

@@ -25,8 +25,7 @@ from sparkpin.releases import container as running
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.serve import launch
 from sparkpin.serve.address import Address
-from sparkpin.serve.ports import busy
-from sparkpin.serve.rules import FOLDER, SERVER, SOCKETS
+from sparkpin.serve.launch import FOLDER, SERVER, SOCKETS
 from sparkpin.serve.served import LABEL, PROXY, PROXY_LABEL, find, is_running
 
 RULES = read_yaml(Path(__file__).with_name("rules.yaml"))
@@ -34,7 +33,6 @@ CONFIG, HOLD, PEM, GATE = "haproxy.cfg", "hold.lua", "tls.pem", "gate"  # files 
 STATE = "state"  # a folder there, for HAProxy's own sockets
 PORT = 8000  # within its container
 MEMORY = 512 << 20
-PORT_TAKEN = r"port is already allocated|address already in use"
 PRINT = "import sys; [sys.stdout.buffer.write(open(name, 'rb').read()) for name in sys.argv[1:]]"
 ASK = """
 import re, socket, sys
@@ -122,8 +120,6 @@ def bring(engine: Engine, order: ProxyOrder, drain: float = 0) -> Container:
 
     One with other settings takes them while its requests go on. Where the address or its container is to be another,
     the former one ends its requests first (drain: seconds that they get).
-
-    BusyError: somebody else has the port.
     """
     proxy = find(engine, order.name + PROXY)
     if proxy is not None and (proxy.labels.get(PROXY_LABEL) != order.mark or proxy.status == "created"):
@@ -141,7 +137,8 @@ def bring(engine: Engine, order: ProxyOrder, drain: float = 0) -> Container:
             with engine_errors():
                 proxy.kill(signal="SIGUSR2")
     if not is_running(proxy):
-        start(engine, proxy, order.address)
+        with engine_errors():
+            proxy.start()
     return proxy
 
 
@@ -220,14 +217,3 @@ def remove(engine: Engine, name: str) -> bool:
             if error.status_code != running.CONFLICT:
                 raise
     return proxy is not None
-
-
-def start(engine: Engine, proxy: Container, address: Address) -> None:
-    """BusyError where Docker says that the port is taken."""
-    with engine_errors():
-        try:
-            proxy.start()
-        except APIError as error:
-            if re.search(PORT_TAKEN, str(error.explanation)):
-                raise busy(engine, address.host, address.port) from None
-            raise

@@ -22,6 +22,7 @@ from sparkpin.releases import container as running
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release
 from sparkpin.serve import cluster, keys, launch, linked, memory_limit, waiting
+from sparkpin.serve import served as records
 from sparkpin.serve.address import UNCHANGED, Address, AddressOptions, read_tls
 from sparkpin.serve.cluster import Checked, ClusterOptions
 from sparkpin.serve.launch import Health, LaunchOrder
@@ -29,24 +30,7 @@ from sparkpin.serve.linked import Part
 from sparkpin.serve.ports import require_free
 from sparkpin.serve.proxy import RULES
 from sparkpin.serve.proxy import remove as remove_proxy
-from sparkpin.serve.served import (
-    COMMAND_LABEL,
-    LABEL,
-    MODEL_LABEL,
-    PROXY,
-    RELEASE_LABEL,
-    Served,
-    Service,
-    client_of,
-    find,
-    is_running,
-    name_of,
-    parts,
-    read,
-    recorded,
-    running_release,
-    write,
-)
+from sparkpin.serve.served import Served, Service, find, is_running
 from sparkpin.serve.status import how_to_serve
 from sparkpin.serve.switching import DRAIN_SECONDS, Switch
 
@@ -93,7 +77,7 @@ def start(
         files.lock(home / "serve" / f".{recipe}.lock", on_wait=f"waiting for another `invoke serve` of {recipe}"),
         contextlib.ExitStack() as connections,
     ):
-        record = read(home, recipe)
+        record = records.read(home, recipe)
         together = (where or ClusterOptions()).applied(record.cluster, release)
         urls = together.urls if together else ()
         machines = connections.enter_context(cluster.connected(engine, urls, record.urls))
@@ -101,7 +85,8 @@ def start(
         if record.former and there and linked.is_of(there, record.former) and not linked.is_of(there, record):
             record = record.former  # the switch was broken off before it began
         runs = there if there and is_running(there[0].container) else []
-        address = new_address(engine, release, options, record, find(engine, name_of(paths, recipe) + PROXY))
+        proxy = find(engine, records.name_of(paths, recipe) + records.PROXY)
+        address = new_address(engine, release, options, record, proxy)
         checked = None
         if together:
             freed = linked.freed_by(paths, runs) if runs else {}
@@ -168,9 +153,9 @@ def new_address(
 def goes_on(parts: Sequence[Part], release: Release, record: Service, checked: Checked | None) -> bool:
     """Whether a server that runs is what is to be served."""
     server, its = parts[0].container, record.cluster if record.orders[1:] else None
-    if server.labels.get(RELEASE_LABEL) != release.tag:
+    if server.labels.get(records.RELEASE_LABEL) != release.tag:
         return False
-    as_ordered = server.labels.get(COMMAND_LABEL) == command_mark(release) and linked.is_of(parts, record)
+    as_ordered = server.labels.get(records.COMMAND_LABEL) == command_mark(release) and linked.is_of(parts, record)
     is_whole = linked.runs_everywhere(parts, len(record.orders)) and its == (checked.cluster if checked else None)
     if not (as_ordered and is_whole):
         say(f"{server.name} runs {release.tag} with another command or on other machines, or not on all of them")
@@ -180,10 +165,10 @@ def goes_on(parts: Sequence[Part], release: Release, record: Service, checked: C
 def labels_of(paths: Paths, release: Release) -> dict[str, str]:
     return {
         HOME_LABEL: str(paths.home),
-        LABEL: release.recipe,
-        RELEASE_LABEL: release.tag,
-        COMMAND_LABEL: command_mark(release),
-        MODEL_LABEL: served_name(release.argv),
+        records.LABEL: release.recipe,
+        records.RELEASE_LABEL: release.tag,
+        records.COMMAND_LABEL: command_mark(release),
+        records.MODEL_LABEL: served_name(release.argv),
     }
 
 
@@ -199,9 +184,10 @@ def started(
         raise KeyboardInterrupt from None  # nobody is to go on with what was not tested
     container = find(engine, served.container)
     assert container is not None
-    with client_of(served, keys.key_of(paths, release, served.host), timeout=120) as client:
+    with records.client_of(served, keys.key_of(paths, release, served.host), timeout=120) as client:
         yield container, client
-    if not find(engine, served.container + PROXY) or running_release(paths, engine, release.recipe) != release.tag:
+    runs = records.running_release(paths, engine, release.recipe)
+    if not find(engine, served.container + records.PROXY) or runs != release.tag:
         cause = f"{release.tag} was stopped or replaced while it was tested"
         raise SmokeError(cause, next_step=f"invoke smoke {release.tag}")
 
@@ -218,8 +204,8 @@ def stop(paths: Paths, engine: Engine, recipe: str | None) -> tuple[str, ...]:
     InputError for a recipe of which nothing is served.
     """
     with engine_errors():
-        here = {c.labels[LABEL] for c in parts(engine) if c.labels.get(HOME_LABEL) == str(paths.home)}
-    chosen = [recipe] if recipe else sorted(here | recorded(paths.home).keys())
+        here = {c.labels[records.LABEL] for c in records.parts(engine) if c.labels.get(HOME_LABEL) == str(paths.home)}
+    chosen = [recipe] if recipe else sorted(here | records.recorded(paths.home).keys())
     stopped = [name for one in chosen for name in stop_recipe(paths, engine, one)]
     if recipe and not stopped:
         known = ", ".join(sorted(here))
@@ -231,7 +217,7 @@ def stop(paths: Paths, engine: Engine, recipe: str | None) -> tuple[str, ...]:
 
 
 def stop_recipe(paths: Paths, engine: Engine, recipe: str) -> list[str]:
-    record, name = read(paths.home, recipe), name_of(paths, recipe)
+    record, name = records.read(paths.home, recipe), records.name_of(paths, recipe)
     with cluster.connected(engine, (), record.urls) as machines:
         is_there = remove_proxy(engine, name)  # nothing new comes in then
         there = linked.find_parts(str(paths.home), recipe, machines.values())
@@ -240,5 +226,5 @@ def stop_recipe(paths: Paths, engine: Engine, recipe: str) -> list[str]:
         linked.stop(paths, recipe, there)
         remove_proxy(engine, name)
     if record.orders:
-        write(paths.home, recipe, record.model_copy(update={"orders": (), "former": None}))
+        records.write(paths.home, recipe, record.model_copy(update={"orders": (), "former": None}))
     return [name] if there or is_there else []

@@ -14,22 +14,13 @@ from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.releases.inside import PROMPT
 from sparkpin.serve import crash_facts, keys, launch, linked, memory_limit, waiting
 from sparkpin.serve import proxy as proxies
+from sparkpin.serve import served as records
 from sparkpin.serve.address import read_tls
 from sparkpin.serve.cluster import Machine
 from sparkpin.serve.linked import Part
 from sparkpin.serve.memory_limit import Room
 from sparkpin.serve.proxy import ProxyOrder
-from sparkpin.serve.served import (
-    PROXY,
-    RELEASE_LABEL,
-    Served,
-    Service,
-    client_of,
-    describe,
-    is_running,
-    name_of,
-    write,
-)
+from sparkpin.serve.served import Served, Service, is_running
 from sparkpin.serve.waiting import Detached
 
 DRAIN_SECONDS = 30.0  # for requests under way
@@ -55,7 +46,7 @@ class Switch:
 
     @property
     def name(self) -> str:
-        return name_of(self.paths, self.recipe)
+        return records.name_of(self.paths, self.recipe)
 
     def carry_out(self) -> Served:
         """New requests wait at the proxy until the new server answers. What does not become ready is removed, and the
@@ -89,12 +80,12 @@ class Switch:
         return self.look(parts[0])
 
     def note(self, service: Service) -> None:
-        write(self.paths.home, self.recipe, service)
+        records.write(self.paths.home, self.recipe, service)
 
     def look(self, part: Part) -> Served:
         with engine_errors():
             part.container.reload()
-        return describe(self.engine, part.container)
+        return records.describe(self.engine, part.container)
 
     def key_of(self, service: Service) -> str | None:
         assert service.address
@@ -115,7 +106,7 @@ class Switch:
         """The old server ends, if there is one, and before it the requests that it has: by themselves, or broken off,
         so that no stream of it says that it is complete, and none keeps vLLM from ending."""
         if any(is_running(part.container) for part in self.parts):
-            title = self.parts[0].container.labels.get(RELEASE_LABEL)
+            title = self.parts[0].container.labels.get(records.RELEASE_LABEL)
             say(f"stopping {title}, which {self.wanted.orders[0].release.tag} replaces")
             if not waiting.wait_quiet(lambda: proxies.requests_under_way(proxy), self.drain):
                 proxies.break_off(proxy)
@@ -164,7 +155,7 @@ def answer(served: Served, key: str | None) -> None:
     if fault:
         raise SmokeError(
             f"{served.release} answers within its container, and not at {served.url}: {fault}",
-            next_step=f"docker logs {served.container}{PROXY}; is there a firewall or a proxy between?",
+            next_step=f"docker logs {served.container}{records.PROXY}; is there a firewall or a proxy between?",
         )
 
 
@@ -172,7 +163,7 @@ def fault_of(served: Served, key: str | None) -> str:
     """What is wrong with the answer to a real request; "" where nothing is."""
     from sparkpin.smoke.replies import Fault  # slow to import
 
-    with client_of(served, key, timeout=ANSWER_SECONDS) as client:
+    with records.client_of(served, key, timeout=ANSWER_SECONDS) as client:
         try:
             reply = client.post(
                 "/v1/completions", {"model": served.model, "prompt": PROMPT, "max_tokens": 1, "temperature": 0}

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pydantic import BaseModel
+
+from sparkpin.core import files
 from sparkpin.core.errors import SmokeError
 from sparkpin.core.terminal import count, say
 from sparkpin.host.containers import NotFound
 from sparkpin.host.engine import engine_errors
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
-from sparkpin.serve import crash_facts, launch, linked, startup
+from sparkpin.serve import crash_facts, launch, linked
 from sparkpin.serve.linked import Part
 from sparkpin.serve.postmortem import report
-from sparkpin.smoke.startup import NotReady, Seldom, StartFault, wait_for_answer
+from sparkpin.smoke.startup import NotReady, Seldom, StartFault, Startup, load_format, wait_for_answer, weights_seconds
 
 
 class Detached(Exception):
@@ -28,7 +32,7 @@ def until_ready(parts: Sequence[Part], release: Release, timeout: float, folder:
     NotReady with a post-mortem, kept in `folder`, as soon as the server ends, or when it does not answer within
     `timeout` seconds.
     """
-    if last := startup.last(folder):
+    if last := last_start(folder):
         say(f"the last start took {last.seconds:.0f} s")
     ask = Seldom(lambda: launch.asks(parts[0].container))
     try:
@@ -36,7 +40,7 @@ def until_ready(parts: Sequence[Part], release: Release, timeout: float, folder:
     except StartFault as fault:
         raise failure(parts, release, str(fault), folder) from None
     if fresh:
-        startup.keep(folder, release, watched, seconds, look(parts, release)[1])
+        keep_start(folder, release, watched, seconds, look(parts, release)[1])
     return seconds
 
 
@@ -83,3 +87,36 @@ def wait_quiet(load: Callable[[], int | None], seconds: float) -> bool:
             waits = True
         time.sleep(0.2)
     return True
+
+
+START_FILE = "start.json"
+
+
+class LastStart(BaseModel):
+    """What the last start of a release took on this machine. seconds: until it answered; began: see Startup."""
+
+    seconds: float
+    began: dict[str, float]
+
+
+def keep_start(folder: Path, release: Release, startup: Startup, seconds: float, log: bytes) -> None:
+    """log: of this start alone. What it says that reading the weights took is kept, None where it says nothing."""
+    value = {
+        "schema": 1,
+        "release": release.tag,
+        "seconds": round(seconds, 1),
+        "began": startup.began,
+        "load_format": load_format(release.argv),
+        "weights_seconds": weights_seconds(log),
+    }
+    files.write_json(folder / START_FILE, value)
+
+
+def last_start(folder: Path) -> LastStart | None:
+    """Of the release whose folder it is, else the newest of its recipe. None where there is none, or none that can be
+    read: it is a hint and nothing more."""
+    with contextlib.suppress(OSError, ValueError):
+        others = sorted(folder.parent.glob(f"*/{START_FILE}"), key=lambda path: path.stat().st_mtime)
+        path = next((path for path in (folder / START_FILE, *reversed(others)) if path.is_file()), folder / START_FILE)
+        return LastStart.model_validate_json(path.read_bytes())
+    return None

@@ -12,8 +12,7 @@ from client_samples import BARE, FULL
 from client_tools import CONTINUE, continue_reads, events, node, opencode
 from fake_vllm import Handler, TcpServer, serving
 
-from sparkpin.serve.client_facts import ServerFacts
-from sparkpin.serve.client_formats import CLIENTS
+from sparkpin.serve.clients import CLIENTS, ServerFacts
 from sparkpin.smoke.scripts import ANSWER, TOOL
 
 pytestmark = pytest.mark.slow

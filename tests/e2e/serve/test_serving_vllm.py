@@ -22,8 +22,7 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import served as services
 from sparkpin.serve import service
 from sparkpin.serve.address import AddressOptions
-from sparkpin.serve.launch import Health
-from sparkpin.serve.rules import FOLDER
+from sparkpin.serve.launch import FOLDER, Health
 
 RECIPE = "watched"
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from cpu_stages import Service
 from watched import until
 
 from sparkpin.host.engine import Engine
-from sparkpin.serve import crash_facts, startup
+from sparkpin.serve import crash_facts, waiting
 from sparkpin.serve.served import PROXY, Served
 from sparkpin.smoke.metrics import total
 from sparkpin.smoke.scripts import ANSWER, CHAT, TOOL, WEATHER_TOOL
@@ -73,7 +73,7 @@ def run_in_image(server: Service, tool: str, program: str) -> Any:
 
 def test_the_record_of_a_start_has_what_vllm_logs(server: Service, served: Served) -> None:
     log = server.container.logs()
-    kept = json.loads((crash_facts.folder_of(server.paths, RECIPE, server.last.name) / startup.FILE).read_text())
+    kept = json.loads((crash_facts.folder_of(server.paths, RECIPE, server.last.name) / waiting.START_FILE).read_text())
     logged = [float(seconds) for seconds in re.findall(rb"Loading weights took ([\d.]+) seconds", log)]
     assert kept["weights_seconds"] == pytest.approx(sum(logged)) and len(logged) == 2, "the drafter's, too"
     assert kept["load_format"] == "auto" and kept["seconds"] > kept["weights_seconds"] > 0

@@ -29,10 +29,9 @@ from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import asking, crash_facts, launch, logs, memory_limit, proxy, service, status, switching, waiting
 from sparkpin.serve import served as services
-from sparkpin.serve.launch import Health
+from sparkpin.serve.launch import SOCKETS, Health
 from sparkpin.serve.linked import Part
 from sparkpin.serve.memory_limit import Room
-from sparkpin.serve.rules import SOCKETS
 
 if TYPE_CHECKING:
     from fake_release import FakeSite  # pytest loads it itself, below

@@ -255,6 +255,15 @@ def test_a_hang_is_told_before_the_server_is_ended(server: Any, capsys: pytest.C
     assert server.ended == [] and "failure 1 of 2" in capsys.readouterr().out
 
 
+def test_a_process_1_that_stands_still_is_not_healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody stopped it (SIGSTOP): what it has written last is old."""
+    monkeypatch.setattr(inside, "STATE", tmp_path)
+    for seconds, code in ((60, 0), (-1, 1)):
+        seen = {"well": True, "text": "a token", "until": time.monotonic() + seconds}
+        (tmp_path / "watch").write_text(json.dumps(seen))
+        assert inside.health() == code
+
+
 def test_a_busy_server_is_healthy_and_goes_on(server: Any) -> None:
     server.answers, server.moves = False, True
     end = time.monotonic() + 1

@@ -10,8 +10,7 @@ import pytest
 from certificates import certificate
 
 from sparkpin.core.errors import InputError
-from sparkpin.serve.address import Address, AddressOptions, read_tls
-from sparkpin.serve.rules import Limits
+from sparkpin.serve.address import Address, AddressOptions, Limits, read_tls
 
 
 def test_at_first_a_server_has_its_recipe_s_port_on_this_machine_alone() -> None:

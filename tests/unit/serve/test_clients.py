@@ -22,8 +22,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import Family
 from sparkpin.pins.vllm_command import family_of
-from sparkpin.serve.client_facts import ServerFacts, facts_of
-from sparkpin.serve.client_formats import CLIENTS, found_here
+from sparkpin.serve.clients import CLIENTS, ServerFacts, facts_of, found_here
 
 PATHS = Paths(PROJECT, Path("cache"), Path("home"))
 

@@ -20,8 +20,7 @@ from certificates import certificate
 from proxied import HEADERS, KEY, Site, site_in, until
 
 from sparkpin.releases import inside
-from sparkpin.serve.address import read_tls
-from sparkpin.serve.rules import Limits
+from sparkpin.serve.address import Limits, read_tls
 
 BODY = {"model": "scripted-tiny", "prompt": "x"}
 HEAD = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkpin.serve import startup, waiting
+from sparkpin.serve import waiting
 from sparkpin.smoke.startup import Startup
 
 START = b"""(APIServer pid=1) INFO 11-22 02:30:25 [api_utils.py:347]   version 0.32.0
@@ -38,8 +38,8 @@ def test_stages_and_percents_of_a_start() -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", '{"seconds": "long"}', '{"seconds": 1, "began": []}'])
 def test_a_note_of_the_last_start_that_is_damaged_is_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / startup.FILE).write_text(text)
-    assert startup.last(tmp_path) is None
+    (tmp_path / waiting.START_FILE).write_text(text)
+    assert waiting.last_start(tmp_path) is None
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,8 @@ from sparkpin.cli import serve as task
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.serve import asking, keys, status, unit
-from sparkpin.serve.address import Address
+from sparkpin.serve.address import Address, Limits
 from sparkpin.serve.cluster import Cluster
-from sparkpin.serve.rules import Limits
 from sparkpin.serve.served import Served, Service, read, record_path, write
 
 

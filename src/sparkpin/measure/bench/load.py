@@ -21,7 +21,7 @@ from sparkpin.pins.vllm_flags import MODEL_PATH, served_name
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.serve import crash_facts, launch, postmortem, socket_port
-from sparkpin.serve.rules import FOLDER, SOCKETS
+from sparkpin.serve.launch import FOLDER, SOCKETS
 from sparkpin.smoke.server import LABEL, owner
 
 TOOL = "vllm bench serve"

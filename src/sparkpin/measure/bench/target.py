@@ -19,7 +19,7 @@ from sparkpin.host.machine import read_gpus
 from sparkpin.measure.bench.record import PeakMemory, Start
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
-from sparkpin.serve import crash_facts, launch, memory_limit, served, startup, waiting
+from sparkpin.serve import crash_facts, launch, memory_limit, served, waiting
 from sparkpin.serve.cluster import HERE, Machine
 from sparkpin.serve.launch import Health, LaunchOrder
 from sparkpin.serve.linked import Part
@@ -112,7 +112,7 @@ def started(paths: Paths, engine: Engine, subject: BenchSubject) -> Iterator[Ben
         say(f"started a server of {release.tag}")
         folder = crash_facts.folder_of(paths, release.recipe, release.name)
         waiting.until_ready([Part(Machine(HERE, engine), container)], release, wanted.timeout, folder, fresh=True)
-        last = startup.last(folder)
+        last = waiting.last_start(folder)
         start = Start(seconds=last.seconds, began=last.began) if last else None
         if subject.gpus:
             memory_limit.forget_files(checkpoint)
