@@ -218,6 +218,8 @@ def stop(paths: Paths, engine: Engine, recipe: str | None) -> tuple[str, ...]:
 
 def stop_recipe(paths: Paths, engine: Engine, recipe: str) -> list[str]:
     record, name = records.read(paths.home, recipe), records.name_of(paths, recipe)
+    if record.orders:  # what is to be stopped is not started again, however this ends
+        records.write(paths.home, recipe, record.model_copy(update={"orders": (), "former": None}))
     with cluster.connected(engine, (), record.urls) as machines:
         is_there = remove_proxy(engine, name)  # nothing new comes in then
         there = linked.find_parts(str(paths.home), recipe, machines.values())
@@ -225,6 +227,4 @@ def stop_recipe(paths: Paths, engine: Engine, recipe: str) -> list[str]:
             say(f"stopping {part.container.name}{'' if part.is_here else f' at {part.machine.where}'}")
         linked.stop(paths, recipe, there)
         remove_proxy(engine, name)
-    if record.orders:
-        records.write(paths.home, recipe, record.model_copy(update={"orders": (), "former": None}))
     return [name] if there or is_there else []

@@ -129,6 +129,8 @@ class Switch:
 
     def go_back(self) -> None:
         """Clients ask the old server again, those that wait, too: the one that still runs, else another like it."""
+        if not records.read(self.paths.home, self.recipe).orders:
+            return  # somebody has stopped it meanwhile
         self.note(self.known)
         there = linked.find_parts(str(self.paths.home), self.recipe, self.machines.values())
         is_left_alone = [part.container.id for part in there] == [part.container.id for part in self.parts]

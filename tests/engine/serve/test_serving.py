@@ -390,5 +390,21 @@ def test_clients_wait_for_the_former_one_whatever_the_next_one_said_last(
     assert post(f"{old.url}/completions", "x") == 200
 
 
+def test_what_is_stopped_while_it_starts_stays_stopped(
+    site: FakeSite, newer: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither it nor the former one comes back."""
+    site.start(port=site.port)
+
+    def stopped(parts: list[Part], *_: object, **__: object) -> float:
+        service.stop(site.paths, site.engine, None)
+        raise SmokeError("it was stopped", next_step="")
+
+    monkeypatch.setattr(waiting, "until_ready", stopped)
+    with pytest.raises(SmokeError):
+        site.start(newer)
+    assert parts_of(site) == []
+
+
 def interrupt(*_: object, **__: object) -> float:
     raise KeyboardInterrupt

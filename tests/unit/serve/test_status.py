@@ -106,6 +106,12 @@ def test_the_unit_of_another_folder_s_project_names_it(tmp_path: Path, capsys: p
         assert (f'SPARKPIN_PROJECT={project}"' in text) == named == ('/bin/sparkpin" serve' in text)
 
 
+@pytest.mark.parametrize("wrong", [{"limit": "bodies=1"}, {"port": 0}, {"tls_key": "k.pem"}])
+def test_a_wrong_option_is_told_before_the_state_of_a_release(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="|".join(f"--{name.replace('_', '-')}" for name in wrong)):
+        task.serve(Paths(PROJECT, tmp_path / "cache", tmp_path / "home"), "no-such-release", **wrong)
+
+
 @pytest.mark.parametrize("more", [{"port": 8001}, {"tag": "base-1"}, {"nodes": "here,ssh://b"}, {"drain": 0}])
 def test_a_unit_is_of_what_is_current_as_it_was_served_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
