@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
@@ -28,6 +29,9 @@ from sparkpin.serve import inside_link
 from sparkpin.serve import link as links
 from sparkpin.serve.link import HostFacts, Interface
 from sparkpin.serve.ports import listeners
+
+if TYPE_CHECKING:
+    from sparkpin.serve.memory_limit import Room
 
 HERE = "here"
 LOOK_MEMORY = 1 << 29
@@ -172,13 +176,13 @@ def examined(machine: Machine, release: Release, checkpoint: str) -> HostFacts:
 
 @dataclass(frozen=True)
 class Checked:
-    """Machines that can serve a release together. faces: of the link between them; limits: bytes of memory on each;
+    """Machines that can serve a release together. faces: of the link between them; rooms: memory on each;
     folders: of the checkpoint on each."""
 
     cluster: Cluster
     machines: tuple[Machine, ...]
     faces: tuple[Interface, ...]
-    limits: tuple[int, ...]
+    rooms: tuple[Room, ...]
     folders: tuple[str, ...]
 
 
@@ -213,14 +217,14 @@ def check(
         links.require_same_gpus(facts)
     links.require_own(facts, network, api, shared=cluster.shared)
     say(f"link {links.listed(faces)}; RDMA by {', '.join(faces[0].rdma) or 'no device: TCP'}")
-    limits = []
+    rooms = []
     for machine, one in zip(machines, facts, strict=True):
         room = memory_limit.room_for(paths, machine.engine, release, checkpoint, one.memory_available)
         memory_limit.require_room(room, release, one.memory_available, freed.get(one.where, 0), f"{one.where}: ")
-        limits.append(room.limit)
+        rooms.append(room)
     if HERE not in freed and listeners(STORE_PORT):
         raise BusyError(
             f"here: port {STORE_PORT} is taken: a machine serves one such model at a time",
             next_step="invoke stop of the other one, or of its smoke test; ss -ltnp says who has it",
         )
-    return Checked(replace(cluster, link=str(network)), machines, faces, tuple(limits), tuple(folders))
+    return Checked(replace(cluster, link=str(network)), machines, faces, tuple(rooms), tuple(folders))

@@ -44,7 +44,7 @@ class Health:
 class LaunchOrder:
     """What is to be served, and how. checkpoint: its folder; memory: limit in bytes, swap
     included; labels: whose it is; timeout: seconds that its start may take; node: which one of several machines, None
-    where it is one; where: that machine's URL, or "here"."""
+    where it is one; where: that machine's URL, or "here"; needed: bytes that it gives back there when it stops."""
 
     release: Release
     checkpoint: Path
@@ -56,6 +56,7 @@ class LaunchOrder:
     limits: Limits = field(default_factory=Limits)
     node: Node | None = None
     where: str = HERE
+    needed: int = 0
 
 
 def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None) -> Container:

@@ -16,7 +16,7 @@ from sparkpin.host.engine import engine_errors
 from sparkpin.host.ssh import owner
 from sparkpin.pins.nodes import NodeRank, nodes_of
 from sparkpin.releases.container import HOME_LABEL, Node
-from sparkpin.releases.record import Release, Releases
+from sparkpin.releases.record import Release
 from sparkpin.serve import cluster, crash_facts, launch
 from sparkpin.serve.cluster import HERE, Checked, Machine, reached
 from sparkpin.serve.launch import LaunchOrder
@@ -128,7 +128,7 @@ def orders_of(wanted: LaunchOrder, checked: Checked | None) -> tuple[LaunchOrder
         return (wanted,)
     found = []
     for rank, machine in enumerate(checked.machines):
-        node, env = node_at(checked, rank)
+        room, (node, env) = checked.rooms[rank], node_at(checked, rank)
         labels = dict(wanted.labels)
         if rank:  # else `status` there took it for a service
             del labels[HOME_LABEL], labels[LABEL]
@@ -136,7 +136,8 @@ def orders_of(wanted: LaunchOrder, checked: Checked | None) -> tuple[LaunchOrder
             wanted,
             release=replace(wanted.release, env={**wanted.release.env, **env}),
             checkpoint=Path(checked.folders[rank]),
-            memory=checked.limits[rank],
+            memory=room.limit,
+            needed=room.plan.needed if room.plan else room.limit,
             labels=labels,
             node=node,
             where=machine.where,
@@ -220,16 +221,3 @@ def states(home: str, recipe: str) -> dict[str, str]:
 
 def state_of(container: Container) -> str:
     return "down" if is_running(container) and crash_facts.stays_down(container) else str(container.status)
-
-
-def freed_by(paths: Paths, parts: Sequence[Part]) -> dict[str, int]:
-    """Bytes that a server gives back when it stops, by its plan, for each machine that it runs on by URL; where there
-    is no plan, what its containers may take, which is an estimate of it then."""
-    from sparkpin.serve import memory_limit  # slow to import
-
-    planned = None
-    with contextlib.suppress(SparkpinError):
-        release = Releases(paths).get(parts[0].container.labels.get(RELEASE_LABEL, ""))
-        planned = memory_limit.plan_of(paths, release).needed
-    limits = {part.machine.where: part.container.attrs["HostConfig"].get("Memory") for part in parts}
-    return {where: planned or int(limit or 0) for where, limit in limits.items()}

@@ -24,28 +24,21 @@ def require_free(engine: Engine, host: str, port: int) -> None:
                     f"cannot listen on {host}:{port}: {error.strerror}",
                     next_step="an address of this machine, --host 127.0.0.1 or 0.0.0.0, or another port",
                 ) from None
-            raise busy(engine, host, port) from None
-
-
-def busy(engine: Engine, host: str, port: int) -> BusyError:
-    holder, home = port_holder(engine, port)
-    free = port + 1 if port < 65535 else port - 1
-    whose = f", a server of the home {home}" if home else ""
-    return BusyError(
-        f"port {port} on {host} is taken{f' by {holder}{whose}' if holder else ''}",
-        next_step=f"stop that{f' (SPARKPIN_HOME={home} invoke stop)' if home else ''}, or choose another port: "
-        f"the same command with --port {free}",
-    )
+            holder, home = port_holder(engine, port)
+            whose = f", a server of the home {home}" if home else ""
+            raise BusyError(
+                f"port {port} on {host} is taken{f' by {holder}{whose}' if holder else ''}",
+                next_step=f"stop that{f' (SPARKPIN_HOME={home} invoke stop)' if home else ''}, or choose another port: "
+                f"the same command with --port {port + 1 if port < 65535 else port - 1}",
+            ) from None
 
 
 def port_holder(engine: Engine, port: int) -> tuple[str, str]:
     """The container or process that listens on a port of this machine, "" where neither can be seen; and SPARKPIN_HOME
     of the release that it serves, "" for what is no server of ours."""
     with engine_errors():
-        for container in engine.client.containers.list(ignore_removed=True):
-            bindings = [b for found in container.ports.values() for b in found or []]
-            if any(binding["HostPort"] == str(port) for binding in bindings):
-                return f"the container {container.name}", container.labels.get(HOME_LABEL, "")
+        for container in engine.client.containers.list(filters={"publish": str(port)}, ignore_removed=True):
+            return f"the container {container.name}", container.labels.get(HOME_LABEL, "")
     found = re.search(r'users:\(\("(.*?)",pid=(\d+)', listeners(port))  # other people's are shown to root alone
     return (f"{found[1]} (process {found[2]})" if found else ""), ""
 

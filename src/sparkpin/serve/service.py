@@ -89,7 +89,7 @@ def start(
         address = new_address(engine, release, options, record, proxy)
         checked = None
         if together:
-            freed = linked.freed_by(paths, runs) if runs else {}
+            freed = {one.where: one.needed for one in record.orders} if runs else {}
             own = tuple(machines[url] for url in urls)
             checked = cluster.check(paths, own, together, release, checkpoint, address.host, freed)
         key = keys.key_of(paths, release, address.host)  # may make one, which a command that is refused is not to leave
@@ -145,7 +145,7 @@ def new_address(
     for why, risky in RULES["risks"].items():
         for path in set(address.allow).intersection(risky):
             say(f"warning: --allow {path}: {why}")
-    if not (proxy and is_running(proxy) and last and last.port == address.port):  # a new proxy waits for the old one
+    if not (proxy and is_running(proxy) and (not last or last.port == address.port)):  # a new proxy waits for the old
         require_free(engine, address.host, address.port)
     return address
 

@@ -142,19 +142,6 @@ def test_what_another_machine_s_server_left_is_kept_under_its_own_name(tmp_path:
     assert (tmp_path / "serve/p/base-1/c" / crash_facts.LOG).read_bytes() == log
 
 
-def test_a_server_gives_back_what_its_plan_has_where_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a plan what its containers may take; nothing of a machine that has none of them."""
-    paths, labels = Paths(tmp_path, tmp_path / "cache", tmp_path / "home"), {"sparkpin.release": PAIR.tag}
-    parts = [
-        part(where, labels=labels, attrs={"HostConfig": {"Memory": n << 30}})
-        for where, n in (("here", 5), ("ssh://b", 6))
-    ]
-    assert linked.freed_by(paths, parts) == {"here": 5 << 30, "ssh://b": 6 << 30}, "no record, no plan"
-    monkeypatch.setattr(linked.Releases, "get", lambda *_: PAIR)
-    monkeypatch.setattr(memory_limit, "plan_of", lambda *_: SimpleNamespace(needed=4 << 30))
-    assert linked.freed_by(paths, parts) == {"here": 4 << 30, "ssh://b": 4 << 30}
-
-
 GIB = 1 << 30
 
 
@@ -191,7 +178,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_each_machine_has_to_have_the_memory_of_its_own_plan(two: Any) -> None:
-    assert two().limits == (90 * GIB, 90 * GIB)
+    assert [room.plan.needed for room in two().rooms] == [40 * GIB, 50 * GIB]
     with pytest.raises(HostError, match=r"^here: .*needs 40.00 GiB, and 39.00 GiB are free"):
         two(here=39)
     with pytest.raises(HostError, match=r"^ssh://b: .*needs 50.00 GiB, and 41.00 GiB are free"):
