@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sparkpin.core.errors import SparkpinError
+from sparkpin.core.errors import HostError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.host.containers import Container
@@ -59,7 +59,11 @@ def find_parts(home: str, recipe: str, machines: Iterable[Machine]) -> list[Part
 
 def create(home: str, machines: Mapping[str, Machine], orders: Sequence[LaunchOrder], *, volume: str) -> list[Part]:
     """A container for each order, none of them started, instead of what is there under its name. What was made is gone
-    again when one cannot be. machines: by URL; volume: on this machine, shared with the proxy."""
+    again when one cannot be. machines: those that are reached, by URL; volume: on this machine, shared with the proxy.
+    """
+    if away := [order.where for order in orders if order.where not in machines]:
+        cause = f"{away[0]} is away, and {orders[0].release.tag} runs there, too"
+        raise HostError(cause, next_step=f"once it answers: invoke serve {orders[0].release.tag}")
     made = list[Part]()
     with contextlib.ExitStack() as undo:
         for order in orders:

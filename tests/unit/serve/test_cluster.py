@@ -133,6 +133,14 @@ def test_a_machine_that_is_away_stops_nothing() -> None:
     assert sorted(asked) == ["here", "ssh://c"]
 
 
+def test_nothing_is_made_where_a_machine_is_away() -> None:
+    """The former pair cannot be brought back then; what there is of it stays."""
+    here, there = (SimpleNamespace(where=where, release=PAIR) for where in KEPT.urls)
+    orders: Any = [here, there]
+    with pytest.raises(HostError):
+        linked.create("/home", {"here": part("here").machine}, orders, volume="v")
+
+
 def test_what_another_machine_s_server_left_is_kept_under_its_own_name(tmp_path: Path) -> None:
     dead = {"State": {"Status": "exited", "ExitCode": 72}, "HostConfig": {}, "RestartCount": 0}
     log = b"sparkpin: starting the server\nsparkpin: ended: a worker has gone from torch's store\n"
