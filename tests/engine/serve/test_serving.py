@@ -244,7 +244,7 @@ def test_what_a_killed_switch_was_from_answers_where_the_next_does_not(site: Fak
     site.engine.client.containers.get(served.container).remove(force=True, v=True)
     with pytest.raises(SmokeError):
         site.start(dataclasses.replace(newer, env={"FAKE_VLLM": "exit"}), port=free_port())
-    assert post(f"{served.url}/completions", "x") == 200
+    until(lambda: switching.fault_of(served, None) == "")
     assert services.running_release(site.paths, site.engine, "fake") == served.release
 
 
@@ -312,7 +312,7 @@ def test_other_settings_break_no_request(site: FakeSite) -> None:
     front = site.engine.client.containers.get(old.container + services.PROXY)
     with ThreadPoolExecutor() as pool:
         slow = pool.submit(post, f"{old.url}/completions", "slow")
-        time.sleep(1)
+        until(lambda: proxy.requests_under_way(front) == 1)
         new = site.start(limit="body=1000", allow="/score")
         assert not slow.done() and proxy.requests_under_way(front) == 1, "also of a worker from before"
         assert slow.result() == 200
