@@ -94,11 +94,6 @@ class Address(BaseModel):
         with input_errors("the recipe: --", "correct port in the recipe"):
             return cls.model_validate({"port": port} if port else {})
 
-    @property
-    def other_limits(self) -> dict[str, int]:
-        """Those that are not as they come."""
-        return self.limits.model_dump(exclude_defaults=True)
-
 
 def endpoint(host: str, port: int, *, tls: bool) -> str:
     """The OpenAI endpoint's base."""

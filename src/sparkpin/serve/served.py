@@ -193,7 +193,7 @@ def describe(engine: Engine, container: Container) -> Served:
         cert=address.cert,
         proxy=proxy.status if proxy is not None else "",
         allow=address.allow,
-        limits=address.other_limits,
+        limits=address.limits.model_dump(exclude_defaults=True),
     )
     if not is_running(container) or proxy is None or not is_running(proxy):
         return served
