@@ -33,7 +33,7 @@ from sparkpin.releases.record import Demands
 from sparkpin.smoke import metrics
 from sparkpin.smoke.answers import Wrong, json_of, only_choice
 from sparkpin.smoke.client import Client
-from sparkpin.smoke.expectations import WORDS, Case, said, shape_only
+from sparkpin.smoke.expectations import Case, expectations, said
 from sparkpin.smoke.replies import Fault
 from sparkpin.smoke.subject import SmokeSubject
 
@@ -60,7 +60,7 @@ SWITCHED = 30.0  # seconds that the engine may take to plant a fault
 
 def subject_at(client: Client) -> SmokeSubject:
     """As if its model could say no more than SHORT tokens."""
-    return SmokeSubject(client, "m", shape_only(), bytes, DEMANDS, ("--max-model-len", str(2 * SHORT)))
+    return SmokeSubject(client, "m", expectations("any"), lambda: (b"",), DEMANDS, ("--max-model-len", str(2 * SHORT)))
 
 
 def measured(client: Client) -> tuple[QualityMeasured, dict[str, Any]]:
@@ -103,11 +103,11 @@ def part(whole: Reading, low: int, high: int) -> Reading:
 def needles(client: Client) -> list[SkillAnswer]:
     """A line far up a log, whose beginning stands at its end: the word that follows is copied. Without a template."""
     cases = [(length, copy) for length in LENGTHS for copy in range(COPIES)]
-    room = asking.room(client)
+    room, words = asking.room(client), expectations("any").recall(64)[0].holds
 
     def one(case: tuple[int, int]) -> SkillAnswer:
         length, copy = case
-        begin, word = f"Note {copy + 1}: the pass word of the north gate is", WORDS[copy]
+        begin, word = f"Note {copy + 1}: the pass word of the north gate is", words[copy]
         filler = asking.tokens_of(client, "m", FILLER)
         head, tail = asking.tokens_of(client, "m", f"{begin} {word}.\n"), asking.tokens_of(client, "m", begin)
         prompt = head + (filler * (length // len(filler) + 1))[: length - len(tail)] + tail
@@ -121,7 +121,7 @@ def needles(client: Client) -> list[SkillAnswer]:
 
     with ThreadPoolExecutor(AT_ONCE) as threads:
         found = list(threads.map(one, [case for case in cases if case[0] + 100 < room]))
-    for case in shape_only().recall(1000):  # by chat, as the smoke test asks
+    for case in expectations("any").recall(1000):  # by chat, as the smoke test asks
         found += recalled(client, case)
     say(f"needles: {sum(one.right for one in found)} of {len(found)}")
     return found

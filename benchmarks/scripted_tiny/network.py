@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.scripted_tiny.layout import BODY, Plain
+from benchmarks.scripted_tiny.scripts import COMPLETION, MODES, trigger
 from benchmarks.scripted_tiny.vocabulary import BLANK, CALL, END, PAD, RECALL, Vocabulary
 from benchmarks.scripted_tiny.weights import Weights, bf16, random_weights, to_bf16
-from sparkpin.smoke.scripts import COMPLETION, MODES, trigger
 
 HIDDEN = 128
 EXPERTS = 4

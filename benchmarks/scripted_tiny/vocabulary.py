@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from sparkpin.smoke.scripts import COMPLETION, MODES, Script, trigger
+from benchmarks.scripted_tiny.scripts import COMPLETION, MODES, Script, trigger
 
 END = "<|im_end|>"
 PAD = "<|endoftext|>"

@@ -35,13 +35,13 @@ import proxy_trials
 from request_trials import CHAT, HELLO, MODEL, TRIALS, Trial, attack, refused_before
 from run import COMMON, COMPILED, GRAPHS, MTP, OFF, cache
 
+from benchmarks.scripted_tiny.scripts import CHAT as ANSWER
 from sparkpin.releases import inside
+from sparkpin.releases.postmortem import first_error, relevant
 from sparkpin.serve import proxy
 from sparkpin.serve.address import Address, Limits
 from sparkpin.serve.launch import SOCKET, SOCKETS
-from sparkpin.serve.postmortem import first_error, relevant
 from sparkpin.serve.proxy import RULES, ProxyOrder
-from sparkpin.smoke.scripts import CHAT as ANSWER
 
 HERE = Path(__file__).resolve().parent
 CONTROL = {"model": MODEL, "messages": HELLO, "max_tokens": 40, "temperature": 0}

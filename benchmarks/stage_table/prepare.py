@@ -183,8 +183,8 @@ def scripted_model(out: Path) -> None:
     """OUT/model, and in OUT/cases.json what to ask it. A needle is a trigger, far behind which its script goes on."""
     sys.path[:0] = [str(PROJECT), str(PROJECT / "src")]
     from benchmarks.scripted_tiny.repositories import generate_plain
+    from benchmarks.scripted_tiny.scripts import CHAT, COMPLETION, LONG
     from benchmarks.scripted_tiny.vocabulary import BLANK, trigger, vocabulary
-    from sparkpin.smoke.scripts import CHAT, COMPLETION, LONG
 
     generate_plain(out / "model", seed=7, positions=65536)
     words = vocabulary()

@@ -16,12 +16,12 @@ import httpx
 import pytest
 from checkout import LONGEST, Checkout
 
+from benchmarks.scripted_tiny.scripts import CHAT
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import served as served_names
 from sparkpin.serve.served import PROXY
-from sparkpin.smoke.scripts import CHAT
 
 TRIAL = f"golden-{uuid.uuid4().hex[:8]}"  # other checkouts may test beside this one, and the engine has the tags of all
 MODS = {

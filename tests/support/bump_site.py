@@ -183,9 +183,7 @@ def fake_engine(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
             checks += [{"name": "chat", "passed": True, "detail": ""}]
             Releases(paths).smoked(release.tag, {"passed": not what, "seconds": 1.0, "checks": checks})
 
-    def run_smoke(
-        paths: object, engine: object, release: Release, *rest: object, **more: object
-    ) -> tuple[object, None]:
+    def run_smoke(paths: object, engine: object, release: Release, serving: object) -> tuple[object, None]:
         assert release.demands.checks == ("tool-call",), "what failed is asked again, and nothing else"
         what = site.turned(release, "smoke")
         return SimpleNamespace(checks=[SimpleNamespace(name="tool-call", passed=not what, detail=what)]), None
@@ -223,6 +221,8 @@ def fake_engine(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         "fetch_missing": lambda *_: None,
         "build_releases": build,
         "run_smoke": run_smoke,
+        "own_server": lambda *_, **__: None,
+        "memory_limit": SimpleNamespace(place_for=lambda *_, **__: None),
         "checkpoint_of": lambda *_: Path(),
         "uses_gpu": lambda *_: False,
         "inspect": lambda *_, **more: SimpleNamespace(errors=[], verdict="inspected"),

@@ -25,7 +25,7 @@ from sparkpin.serve.address import NONE, AddressOptions
 from sparkpin.serve.served import Served
 from sparkpin.smoke.client import Client
 from sparkpin.smoke.run import subject_of
-from sparkpin.smoke.server import Server, started
+from sparkpin.smoke.server import Place, Server, started
 from sparkpin.smoke.subject import SmokeSubject
 
 
@@ -100,8 +100,9 @@ def server(
 def ready(own: Paths, release: Release, model: Path, timeout: float = 1200) -> Iterator[tuple[Server, Client]]:
     """A server of the release that answers. own: with a home of the test's, so that its container is no leftover of
     ours; timeout: seconds of an answer."""
+    engine = Engine.connect()
     with (
-        started(own, Engine.connect(), release, model, gpus=False, timeout=ready_timeout(model)) as server,
+        started(own, release, Place(engine, model, None), gpus=False, timeout=ready_timeout(model)) as server,
         Client.unix(server.socket, timeout=timeout) as client,
     ):
         server.wait_ready(client)
@@ -109,7 +110,7 @@ def ready(own: Paths, release: Release, model: Path, timeout: float = 1200) -> I
 
 
 @contextmanager
-def asked(own: Paths, release: Release, model: Path, drafted: int) -> Iterator[SmokeSubject]:
-    """What checks are asked of, of a `ready` server. drafted: tokens."""
+def asked(own: Paths, release: Release, model: Path) -> Iterator[SmokeSubject]:
+    """What checks are asked of, of a `ready` server."""
     with ready(own, release, model) as (server, client):
-        yield subject_of(release, client, server, drafted)
+        yield subject_of(release, client, server)

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 from sparkpin_guard.rows import fault, rows
 
-from sparkpin.smoke.scripts import WEATHER_TOOL
+from benchmarks.scripted_tiny.scripts import WEATHER_TOOL
 
 CHAT, COMPLETE, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -16,9 +16,10 @@ from fake_vllm import Fault, whole
 from sparkpin.releases.record import Demands
 from sparkpin.smoke.checks import CheckResult, run_check
 from sparkpin.smoke.client import Client
-from sparkpin.smoke.expectations import scripted
+from sparkpin.smoke.expectations import expectations
 from sparkpin.smoke.subject import SmokeSubject
 
+DRAFTS = ("--speculative-config", '{"method":"mtp","num_speculative_tokens":2}')
 LOG = b"""(EngineCore pid=9) INFO 11-21 08:03:51 [experts.py:58] SPARKPIN_MOD {"mod":"vllm-cpu","event":"active"}
 (EngineCore pid=9) INFO 11-21 08:03:51 [m.py:46] SPARKPIN_MOD {"mod":"int8-lm-head","event":"active","V":1024,"x":[1]}
 """
@@ -61,9 +62,8 @@ def subject(
         yield SmokeSubject(
             client,
             "scripted-tiny",
-            scripted(),
-            lambda: LOG,
+            expectations("scripted"),
+            lambda: (LOG,),
             DEMANDS,
-            ("vllm", "serve", "/model", "--max-model-len", "2048", "--no-enable-prefix-caching"),
-            length=2,
+            ("vllm", "serve", "/model", "--max-model-len", "2048", "--no-enable-prefix-caching", *DRAFTS),
         )

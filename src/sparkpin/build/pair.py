@@ -26,7 +26,6 @@ from sparkpin.pins.nodes import nodes_of, spread
 from sparkpin.pins.values import text_faults
 from sparkpin.releases.record import Demands, release_key
 from sparkpin.smoke.demands import demands_of
-from sparkpin.smoke.drafting import require_drafter
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,6 @@ def pair(
         drafters.require_used(recipe, given)
         chosen = vllm_command.choices(family, stack.vllm, given)
         argv, env = spread(vllm_command.completed(given, chosen), env, recipe.nodes, gpu=stack.gpu is not None)
-        require_drafter(below[-1], recipe.name, argv)
         mods = [file.source for one in rendered[:end] for file in one.context if isinstance(file.source, Mod)]
         files = {f"mods/{mod.name}/{file.path}": file for mod in mods for file in mod.files}
         names = input_names(project, recipe, model, below, templates)

@@ -68,7 +68,8 @@ def report(paths: Paths, made: tuple[Release, ...], *, smoked: bool = True, serv
         for release in failed:
             for failure in release.smoke_failures:
                 show(f"{release.tag}: {failure}")
-        step = f"invoke smoke {failed[0].tag} repeats it; what it left: {records.evidence(failed[0])}/smoke"
+        file = "server.log" if failed[0].smoke_served else "inspection.json"
+        step = f"invoke smoke {failed[0].tag} repeats it; read {records.evidence(failed[0])}/smoke/{file}"
         raise SmokeError(f"{len(failed)} of {len(made)} smoke tests failed; their images are kept", next_step=step)
     serve_it = f"invoke serve --recipe {newest.recipe}"
     if waiting := sum(release.state == "built" for release in made):

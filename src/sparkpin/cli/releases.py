@@ -49,7 +49,7 @@ def promote(
     invoke promote v2-tq
     """
     from sparkpin.releases import quality_gate  # slow to import, both, and `images` is asked for often
-    from sparkpin.smoke.drift import is_compared
+    from sparkpin.smoke.evidence import is_compared
 
     accept_loss = accept_loss.strip()  # blanks are no reason
     release = Releases(paths).get(tag, recipe)
@@ -209,12 +209,10 @@ def prune(
 ) -> None:
     """Remove old releases, and what only they needed."""
     from sparkpin.prune import plan as pruning  # slow to import, both
-    from sparkpin.smoke.server import clear_leftovers, leftovers
+    from sparkpin.smoke.server import clear_leftovers
 
     engine = engine_of(paths)
-    ignored = leftovers(paths, engine) if dry_run else frozenset[str]()
-    if not dry_run:
-        clear_leftovers(paths, engine)
+    ignored = clear_leftovers(paths, engine, dry_run=dry_run)
     options = pruning.PruneOptions(keep=keep, now=time.time(), dry_run=dry_run, store=store, ignored=ignored)
     done = pruning.prune(paths, engine, options)
     gone, removed = ("goes", "would remove") if dry_run else ("gone", "removed")

@@ -21,7 +21,6 @@ from sparkpin.releases.runs_here import obstacle, uses_gpu, with_others
 from sparkpin.serve import cluster, linked, memory_limit, service
 from sparkpin.serve.cluster import Cluster, ClusterOptions
 from sparkpin.serve.served import read, write
-from sparkpin.smoke import drift
 from sparkpin.smoke import kernels as gpu_kernels
 from sparkpin.smoke.evidence import kept, owes
 from sparkpin.smoke.inspect import report as inspection
@@ -71,11 +70,13 @@ def smoke(
 
 
 def waiting_of(paths: Paths, recipe: str | None, *, load: bool) -> list[Release]:
-    """Those that a test here could tell more of, and whose image the engine has."""
+    """Those that a test here could tell more of, and whose image the engine has: each after the stage below it, which
+    it is compared with."""
     engine, records = engine_of(paths), Releases(paths)
     if recipe and not records.record_files(recipe):
         manifests.load_recipe(paths.project, recipe)  # an unknown one is a mistake
     known = [one for one in records.all() if recipe in (None, one.recipe) and one.state in ("built", "inspected")]
+    known.sort(key=lambda one: len(one.diff_ids))
     return [one for one in known if engine.image(one.tag) and owes(paths, engine, one, load=load)]
 
 
@@ -96,7 +97,7 @@ def smoke_release(
     what came of it. machines: of a release for several, where it is not for this one alone. stays: by a server as
     `serve` starts it, which goes on."""
     from sparkpin.smoke.inspected import run_inspection
-    from sparkpin.smoke.run import run_smoke, smoke_served  # slow to import, as all that asks a server
+    from sparkpin.smoke.run import own_server, run_smoke  # slow to import, as all that asks a server
 
     engine = engine_of(paths)
     require_consistent(paths, release)
@@ -107,27 +108,17 @@ def smoke_release(
         kept(paths, release, *run_inspection(paths, engine, release, why, load=load))
         return
     gpus, checkpoint = uses_gpu(paths, release), checkpoint_of(paths, release)
-    if not (stays or machines):  # else vLLM refuses to start next to a server: the release would be at fault
-        with alone(paths, engine):
-            memory_limit.make_room(memory_limit.room_for(paths, engine, release, checkpoint), release, gpus=gpus)
     if stays:
-        done = smoke_served(paths, engine, release, service.started(paths, engine, release, checkpoint, gpus=gpus))
+        done = run_smoke(paths, engine, release, service.started(paths, engine, release, checkpoint, gpus=gpus))
     elif machines:
         with joined(paths, engine, release, machines, checkpoint) as places:
-            done = run_smoke(paths, engine, release, checkpoint, gpus=gpus, places=places)
+            serving = own_server(paths, release, places[0], places, gpus=gpus)
+            done = run_smoke(paths, engine, release, serving, [place.engine for place in places if place.where])
     else:
-        done = run_smoke(paths, engine, release, checkpoint, gpus=gpus)
+        with alone(paths, engine):  # what a killed run left takes room
+            place = memory_limit.place_for(paths, engine, release, checkpoint, gpus=gpus)
+        done = run_smoke(paths, engine, release, own_server(paths, release, place, gpus=gpus))
     kept(paths, release, *done)
-    complete_above(paths, release)
-
-
-def complete_above(paths: Paths, below: Release) -> None:
-    """The check `drift` of releases on this image that had nothing to compare with: an older release is not judged by
-    another build of the stage below."""
-    for other in Releases(paths).readable(below.recipe)[0]:
-        is_upon = other.diff_ids[: len(below.diff_ids)] == below.diff_ids
-        if is_upon and other.smoke_passed and not drift.is_compared(other):
-            drift.complete(paths, other)
 
 
 def inspect_image(paths: Paths, subject: str, *, sm: int | None, as_json: bool) -> None:
@@ -171,5 +162,5 @@ def joined(
 def place_of(checked: cluster.Checked, rank: int, release: Release, checkpoint: Path) -> Place:
     machine, (node, env) = checked.machines[rank], linked.node_at(checked, rank)
     if machine.where == cluster.HERE:
-        return Place(machine.engine, checkpoint, node, env)
-    return Place(machine.engine, checked.folders[rank], node, env, machine.where)
+        return Place(machine.engine, checkpoint, checked.rooms[rank].limit, node, env)
+    return Place(machine.engine, checked.folders[rank], checked.rooms[rank].limit, node, env, machine.where)

@@ -31,8 +31,7 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle_of
 from sparkpin.serve import service
 from sparkpin.serve.served import read, running_release
-from sparkpin.smoke import drift
-from sparkpin.smoke.evidence import owes
+from sparkpin.smoke.evidence import is_compared, owes
 
 
 @task("serve")
@@ -43,7 +42,7 @@ def up(
     recipe: Recipe = None,
     stack: Stack = None,
     no_smoke: Annotated[bool, "build only"] = False,
-    serve: Annotated[bool, "test the last two stages alone, and serve the last (`smoke` tests the others)"] = False,
+    serve: Annotated[bool, "also serve the last stage, by the server that was tested"] = False,
     yes: Annotated[bool, "fetch the model's files without asking"] = False,
     from_: Annotated[str, "fetch what is published there and signed, and build the rest", "oci://HOST/NAME"] = "",
     ca: Authority = "",
@@ -165,16 +164,15 @@ def take_published(plan: BuildPlan, place: Registry, engine: Engine) -> dict[str
 
 
 def smoke_chain(paths: Paths, made: Sequence[Release], standing: contextlib.ExitStack, *, serve: bool) -> None:
-    """Smoke-test what waits for it; with `serve` only the end of the chain, and before it what it is compared with.
+    """Smoke-test what waits for it, from the base up, since each stage is compared with the one below.
 
     A large model takes minutes to load. So the recipe's first server is tested as it is served, and stays if its
     release becomes current. standing: gets what stops it otherwise.
     """
     engine, end = engine_of(paths), made[-1]
-    asked = made[-2:] if serve else made
-    waiting = [one for one in asked if one.smoke_failed or owes(paths, engine, one, load=False)]
+    waiting = [one for one in made if one.smoke_failed or owes(paths, engine, one, load=False)]
     is_first = not (Releases(paths).current_tag(end.recipe) or running_release(paths, engine, end.recipe))
-    stays = serve and is_first and end in waiting and nodes_of(end.argv) == 1 and not end.demands.draft_lengths
+    stays = serve and is_first and end in waiting and nodes_of(end.argv) == 1
     smoke_releases(paths, waiting[:-1] if stays else waiting)
     if stays:
         say(f"smoke test of the server that is to stay: {end.tag}")
@@ -193,7 +191,7 @@ def first_is_current(paths: Paths, newest: Release) -> None:
     check `drift` had nothing to compare with: nobody asked for this promotion."""
     if not newest.smoke_passed or Releases(paths).current(newest.recipe):
         return
-    compared = drift.is_compared(newest)
+    compared = is_compared(newest)
     if why := quality_gate.refusal(paths, newest) if compared else "it was not compared with the stage below":
         say(f"{newest.tag} passed, and is not current: {why}")
         return

@@ -17,13 +17,13 @@ from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve import memory_limit
+from sparkpin.smoke import run as smoke
 from sparkpin.smoke.answers import Wrong
 from sparkpin.smoke.client import Client
 from sparkpin.smoke.replies import Fault
-from sparkpin.smoke.server import Server, alone, started
-from sparkpin.smoke.startup import StartFault
+from sparkpin.smoke.server import Server, alone
 
-REQUEST_SECONDS = 600.0  # a long prompt's prefill on a slow machine
+REQUEST_SECONDS = 600  # a long prompt's prefill on a slow machine
 
 
 @dataclass(frozen=True)
@@ -58,25 +58,16 @@ def own_server(paths: Paths, engine: Engine, release: Release, kept: int) -> Ite
         )
     gpus = uses_gpu(paths, release)
     checkpoint = checkpoint_of(paths, release)
-    running.require_readable(checkpoint)
-    running.require_image(engine, release)
     files.require_space(paths.cache, kept, "the measurements", "SPARKPIN_CACHE")
     with alone(paths, engine):
-        timeout = running.ready_timeout(checkpoint)
-        memory_limit.make_room(memory_limit.room_for(paths, engine, release, checkpoint), release, gpus=gpus)
+        place = memory_limit.place_for(paths, engine, release, checkpoint, gpus=gpus)
         say(f"{release.tag}: starting its server")
-        with (
-            started(paths, engine, release, checkpoint, gpus=gpus, timeout=timeout) as server,
-            Client.unix(server.socket, timeout=REQUEST_SECONDS) as client,
-        ):
+        with smoke.own_server(paths, release, place, gpus=gpus, limit=REQUEST_SECONDS) as (server, client):
             try:
-                server.wait_ready(client)
                 yield OwnServer(release, checkpoint, server, client)
-            except StartFault as fault:
-                raise SmokeError(f"{release.tag}: {fault}", next_step=f"invoke smoke {release.tag}") from None
             except (Wrong, Fault) as fault:
                 died = f"; the container {reason}" if (reason := server.exit_reason(wait=2)) else ""
                 raise SmokeError(
-                    f"{release.tag}: {fault}{died}\n{running.last_lines(server.log()) if died else ''}".rstrip(),
+                    f"{release.tag}: {fault}{died}\n{running.last_lines(server.logs()[0]) if died else ''}".rstrip(),
                     next_step=f"invoke smoke {release.tag} says what its server does and does not do",
                 ) from None

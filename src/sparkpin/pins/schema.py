@@ -167,9 +167,8 @@ class StackLock(StrictModel):
 class Smoke(StrictModel):
     """checks: names in sparkpin.smoke.checks, None for those of the parent, of which `drop_checks` go and to which
     `add_checks` come; acceptance_floor: least share of drafted tokens that must be accepted;
-    position_floors: of the first, second, ... token of each draft; draft_lengths: numbers of drafted tokens to prove
-    beside the stage's own, each with a server of its own, 0 for none; drift: nats by which the log-probabilities of a
-    text may differ from the parent's, on the mean.
+    position_floors: of the first, second, ... token of each draft; drift: nats by which the log-probabilities of a text
+    may differ from the parent's, on the mean.
     """
 
     checks: list[Name] | None = None
@@ -177,7 +176,6 @@ class Smoke(StrictModel):
     drop_checks: list[Name] = []
     acceptance_floor: Share | None = None
     position_floors: list[Share] = []
-    draft_lengths: list[Annotated[int, Field(ge=0, le=16)]] = []
     drift: Annotated[float, Field(gt=0)] | None = None
 
 

@@ -9,7 +9,7 @@ import io
 import json
 import stat
 import tarfile
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from sparkpin.host.containers import APIError, Container, DeviceRequest, LogConf
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.machine import HOST_RESERVE
 from sparkpin.pins.nodes import STORE_PORT, NodeRank, env_at, nodes_of, words_at
-from sparkpin.pins.vllm_flags import MODEL_PATH
+from sparkpin.pins.vllm_flags import MODEL_PATH, drop_flags, set_flag
 from sparkpin.releases import compile_caches, inside
 from sparkpin.releases.record import Release
 
@@ -44,6 +44,8 @@ EXECUTE_SECONDS = 40
 """The longest step of several machines. NCCL does not say that a node is gone: the limit does, and its own 300 s are
 more than process 1 waits until it ends a server that hangs (`serve.launch.Health`)."""
 RDMA = "/dev/infiniband"
+DROPPED = ("--host", "--port", "--api-key", "--disable-log-stats")
+"""Of a release's command: it has a socket; and a busy server is known from one that hangs by its counters."""
 
 
 def require_image(engine: Engine, release: Release) -> None:
@@ -161,10 +163,6 @@ def at_node(settings: dict[str, Any], node: Node, *, gpus: bool) -> dict[str, An
     return found
 
 
-def node_argv(argv: Sequence[str], node: Node | None) -> list[str]:
-    return words_at(argv, node.place) if node else list(argv)
-
-
 def process_one(node: Node | None, settings: Mapping[str, Any]) -> dict[str, bytes]:
     """Files of `inside`. settings: as that reads them, without what a node adds."""
     if node:
@@ -238,6 +236,23 @@ def options(release: Release, checkpoint: Path | str, *, memory: int | None, gpu
         compilers = (memory - GPU_PROCESSES - TMPFS_BYTES) // COMPILER  # as `memory_limit` has counted them
         settings["environment"].setdefault("MAX_JOBS", str(max(1, compilers)))
     return settings | all_gpus()
+
+
+def server_settings(
+    engine: Engine, release: Release, checkpoint: Path | str, socket: str, node: Node | None, **limits: Any
+) -> dict[str, Any]:
+    """Keyword arguments of the SDK's `containers.create` for a server: the same for `serve` and for what tests it.
+
+    socket: where it listens. limits: memory and gpus, as of `options`. It gets no key: who may ask is decided before it
+    (`serve.proxy`), and it has no network that others could come by. A node has one, for its peers.
+    """
+    settings = apart(options(release, checkpoint, cache=cache_volume(engine, release), **limits))
+    settings["environment"].pop("VLLM_API_KEY", None)
+    settings["environment"]["FORWARDED_ALLOW_IPS"] = "*"  # the proxy's word tells clients from health checks
+    argv = set_flag(drop_flags(release.argv, *DROPPED), "--uds", socket)
+    if node is None:
+        return settings | {"command": argv}
+    return at_node(settings, node, gpus=limits["gpus"]) | {"command": words_at(argv, node.place)}
 
 
 def all_gpus() -> dict[str, Any]:

@@ -65,8 +65,8 @@ class Demands(StrictModel):
     checks: names, in the order in which they run; mods: those that must report that they are at work; kernels: those
     whose GPU kernels must come from the image (none in records from before there were any);
     acceptance_floor: least share of drafted tokens; position_floors: of the first, second, ... of each draft;
-    draft_lengths: other numbers of drafted tokens to prove; drift: nats by which log-probabilities may differ from
-    those of the stage `parent`; scripted: the model's answers are known to the byte; english, follows: `ModelSmoke`.
+    drift: nats by which log-probabilities may differ from those of the stage `parent`; scripted: the model's answers
+    are known to the byte; english, follows: `ModelSmoke`.
     """
 
     checks: Annotated[tuple[str, ...], Field(strict=False)]
@@ -75,7 +75,6 @@ class Demands(StrictModel):
     scripted: bool
     kernels: Annotated[tuple[str, ...], Field(strict=False)] = ()
     position_floors: Annotated[tuple[float, ...], Field(strict=False)] = ()
-    draft_lengths: Annotated[tuple[int, ...], Field(strict=False)] = ()
     parent: str = ""
     drift: float | None = None
     english: float | None = None

@@ -22,7 +22,7 @@ from sparkpin.host.engine import engine_errors
 from sparkpin.host.machine import Gpu, read_gpus
 from sparkpin.releases import container as running
 from sparkpin.releases.inside import STAYS_DOWN
-from sparkpin.serve.postmortem import ENDED, Death, report, until_death
+from sparkpin.releases.postmortem import ENDED, Death, report, until_death
 
 REPORT, LOG = "post-mortem.txt", "server.log"
 LOG_BYTES = 4 << 20

@@ -9,21 +9,19 @@ from pathlib import Path
 
 from sparkpin.host.containers import APIError, Container, Healthcheck, Mount, NotFound
 from sparkpin.host.engine import Engine, engine_errors
-from sparkpin.pins.vllm_flags import drop_flags, served_name
+from sparkpin.pins.vllm_flags import served_name
 from sparkpin.releases import container as running
 from sparkpin.releases import inside
 from sparkpin.releases.container import PYTHON, Node, put
 from sparkpin.releases.record import Release
 from sparkpin.serve.address import Limits
 from sparkpin.serve.cluster import HERE
-from sparkpin.smoke.server import socket_argv
 
 FOLDER = "/run/sparkpin"  # in the containers of both: what the host has put there
 SOCKETS = "/run/v"  # in the containers of both: a volume
 SERVER, SOCKET = f"{SOCKETS}/server", "s"  # the folder there that is the server's, and its socket in that
 PROGRAM = f"{FOLDER}/inside.py"
 SOCKET_PATH = f"{SERVER}/{SOCKET}"
-DROPPED = ("--api-key", "--disable-log-stats")  # a busy server is known from one that hangs by its counters
 SECOND = 10**9  # Docker counts in nanoseconds
 CHECK_SECONDS = 15  # for one health check, on a busy machine
 
@@ -63,31 +61,18 @@ def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None
     """A container that has not been started. It listens in a folder of a volume, which no other server may have
     meanwhile; None: of one that goes with it.
 
-    It gets no key: who may ask is decided before it (`proxy`), and it has no network that others could come by. A node
-    has one, for its peers, and has its API on the same socket.
-
     HostError for a release for several machines without a node.
     """
     release, node = wanted.release, wanted.node
     if node is None:
         running.require_one_node(release)
-    settings = running.options(
-        release,
-        wanted.checkpoint,
-        memory=wanted.memory,
-        gpus=wanted.gpus,
-        cache=running.cache_volume(engine, release),
+    settings = running.server_settings(
+        engine, release, wanted.checkpoint, SOCKET_PATH, node, memory=wanted.memory, gpus=wanted.gpus
     )
-    settings["environment"].pop("VLLM_API_KEY", None)
-    settings["environment"]["FORWARDED_ALLOW_IPS"] = "*"  # the proxy's word tells clients from health checks
-    settings = running.apart(settings)
-    if node is not None:
-        settings = running.at_node(settings, node, gpus=wanted.gpus)
     container = engine.client.containers.create(
         release.tag,
         name=name,
         entrypoint=[*PYTHON, PROGRAM, "run"],
-        command=running.node_argv(drop_flags(socket_argv(release, SOCKET_PATH), *DROPPED), node),
         labels=dict(wanted.labels),
         healthcheck=healthcheck(wanted),
         mounts=[

@@ -16,11 +16,11 @@ from sparkpin.host.engine import engine_errors
 from sparkpin.host.ssh import owner
 from sparkpin.pins.nodes import NodeRank, nodes_of
 from sparkpin.releases.container import HOME_LABEL, Node
+from sparkpin.releases.postmortem import report
 from sparkpin.releases.record import Release
 from sparkpin.serve import cluster, crash_facts, launch
 from sparkpin.serve.cluster import HERE, Checked, Machine, reached
 from sparkpin.serve.launch import LaunchOrder
-from sparkpin.serve.postmortem import report
 from sparkpin.serve.served import COMMAND_LABEL, LABEL, RELEASE_LABEL, Service, base_name, find, is_running, read
 
 STOP_SECONDS = 30

@@ -19,9 +19,9 @@ from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.releases.postmortem import WATCH
 from sparkpin.serve import cluster, crash_facts, linked
 from sparkpin.serve.cluster import HERE, Machine
-from sparkpin.serve.postmortem import WATCH
 from sparkpin.serve.served import LABEL, is_running, read
 from sparkpin.serve.status import service_of, services_of_home
 

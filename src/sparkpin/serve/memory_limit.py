@@ -21,6 +21,7 @@ from sparkpin.releases.container import GIB, TMPFS_BYTES
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release
 from sparkpin.releases.runs_here import uses_gpu
+from sparkpin.smoke.server import Place
 
 SLACK = 2 * GIB
 """On top of the plan: what compiles, tokenizes and parses, which no plan counts."""
@@ -80,6 +81,14 @@ def make_room(room: Room, release: Release, *, gpus: bool) -> None:
     if gpus:
         drop_page_cache()
     require_room(room, release)
+
+
+def place_for(paths: Paths, engine: Engine, release: Release, checkpoint: Path, *, gpus: bool) -> Place:
+    """This machine, for a server that is tested: with the memory that `serve` would give it. HostError where it has no
+    room: next to another one vLLM would not start, and the release would be at fault."""
+    room = room_for(paths, engine, release, checkpoint)
+    make_room(room, release, gpus=gpus)
+    return Place(engine, checkpoint, room.limit)
 
 
 def require_room(room: Room, release: Release, free: int | None = None, freed: int = 0, where: str = "") -> None:

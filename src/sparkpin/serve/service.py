@@ -33,6 +33,7 @@ from sparkpin.serve.proxy import remove as remove_proxy
 from sparkpin.serve.served import Served, Service, find, is_running
 from sparkpin.serve.status import how_to_serve
 from sparkpin.serve.switching import DRAIN_SECONDS, Switch
+from sparkpin.smoke.server import Place, Server
 
 if TYPE_CHECKING:
     from sparkpin.smoke.client import Client
@@ -175,7 +176,7 @@ def labels_of(paths: Paths, release: Release) -> dict[str, str]:
 @contextlib.contextmanager
 def started(
     paths: Paths, engine: Engine, release: Release, checkpoint: Path, *, gpus: bool
-) -> Iterator[tuple[Container, Client]]:
+) -> Iterator[tuple[Server, Client]]:
     """For a test of the server that stays, as `start` starts it, by a client of its address with its key. SmokeError
     where another run has taken it away meanwhile: that is no fault of the release."""
     try:
@@ -185,7 +186,7 @@ def started(
     container = find(engine, served.container)
     assert container is not None
     with records.client_of(served, keys.key_of(paths, release, served.host), timeout=120) as client:
-        yield container, client
+        yield Server(release, {container: Place(engine, "", None)}), client
     runs = records.running_release(paths, engine, release.recipe)
     if not find(engine, served.container + records.PROXY) or runs != release.tag:
         cause = f"{release.tag} was stopped or replaced while it was tested"

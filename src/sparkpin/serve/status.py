@@ -11,10 +11,10 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.releases.container import HOME_LABEL, log_of
+from sparkpin.releases.postmortem import last_life, report
 from sparkpin.releases.record import Releases
 from sparkpin.serve import crash_facts, linked
 from sparkpin.serve.address import endpoint
-from sparkpin.serve.postmortem import last_life, report
 from sparkpin.serve.served import LABEL, Served, find, services
 from sparkpin.serve.served import status as served_here
 from sparkpin.smoke.startup import Startup

@@ -15,11 +15,13 @@ from sparkpin.core.terminal import count, say
 from sparkpin.host.containers import NotFound
 from sparkpin.host.engine import engine_errors
 from sparkpin.releases import container as running
+from sparkpin.releases.postmortem import report
 from sparkpin.releases.record import Release
 from sparkpin.serve import crash_facts, launch, linked
 from sparkpin.serve.linked import Part
-from sparkpin.serve.postmortem import report
-from sparkpin.smoke.startup import NotReady, Seldom, StartFault, Startup, load_format, wait_for_answer, weights_seconds
+from sparkpin.smoke.startup import NotReady, StartFault, Startup, load_format, wait_for_answer, weights_seconds
+
+ASK_SECONDS = 15.0  # between two requests while the log does not say that it answers: each starts a program
 
 
 class Detached(Exception):
@@ -34,9 +36,9 @@ def until_ready(parts: Sequence[Part], release: Release, timeout: float, folder:
     """
     if last := last_start(folder):
         say(f"the last start took {last.seconds:.0f} s")
-    ask = Seldom(lambda: launch.asks(parts[0].container))
+    ask = lambda: launch.asks(parts[0].container)  # noqa: E731
     try:
-        seconds, watched = wait_for_answer(lambda: look(parts, release), ask, timeout)
+        seconds, watched = wait_for_answer(lambda: look(parts, release), ask, timeout, every=ASK_SECONDS)
     except StartFault as fault:
         raise failure(parts, release, str(fault), folder) from None
     if fresh:
@@ -68,7 +70,7 @@ def failure(parts: Sequence[Part], release: Release, how: str, folder: Path) -> 
     others = linked.deaths(parts, release, folder)
     return NotReady(
         "\n".join([f"{release.tag} did not become ready", *report(found), *others]),
-        found.log,
+        (found.log,),
         next_step=f"read {report_file.with_name(crash_facts.LOG)}; invoke smoke {release.tag}",
     )
 

@@ -1,16 +1,27 @@
-"""Answers of an OpenAI-compatible server, read strictly: a message is put together from what the protocol promises."""
+"""Answers of an OpenAI-compatible server, read strictly, and what they must be. Pure.
+
+A message is put together from what the protocol promises: the schemas of cases.yaml. Each function that judges gives a
+detail for the record, or raises Wrong with the reason.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from sparkpin.smoke.replies import Exchange, Reply
-from sparkpin.smoke.sse import BadStream, parse_chunks
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+
+from sparkpin.smoke.expectations import Case, table
+from sparkpin.smoke.replies import BadStream, Exchange, Reply, parse_chunks
+
+MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<function=")
+NOTHING = -9999.0  # what vLLM writes for a log-probability of minus infinity, which JSON lacks
 
 
 class Wrong(Exception):
@@ -44,13 +55,6 @@ def a_dict(value: Any, what: str) -> dict[str, Any]:
     return value
 
 
-def text_of(value: Any, what: str) -> str:
-    """A string, or "" for null and absence."""
-    if value is not None and not isinstance(value, str):
-        raise Wrong(f"{what}: got {value!r}, expected a string")
-    return value or ""
-
-
 def json_of(reply: Reply) -> dict[str, Any]:
     require(reply.status == 200, f"status {reply.status}: {reply.start}")
     try:
@@ -67,62 +71,30 @@ def only_choice(value: dict[str, Any]) -> dict[str, Any]:
     return a_dict(choices[0], "choices[0]")
 
 
-def tokens_of(value: dict[str, Any], key: str = "completion_tokens") -> int:
-    tokens = a_dict(value.get("usage"), "usage").get(key)
-    if not isinstance(tokens, int):
-        raise Wrong(f"usage.{key}: got {tokens!r}, expected a number")
-    return tokens
+def require_valid(value: Any, schema: dict[str, Any], what: str) -> None:
+    if error := best_match(Draft202012Validator(schema).iter_errors(value)):
+        raise Wrong(f"{what}: {error.json_path}: {error.message[:300]}")
 
 
-def require_own_ids(ids: list[Any]) -> None:
+def require_own_ids(ids: Sequence[str]) -> None:
     require(len(ids) == len(set(ids)), f"tool_calls: got the ids {ids}, expected one for each call")
 
 
-def reasoning_of(message: dict[str, Any]) -> str:
-    return text_of(message.get("reasoning"), "reasoning")
-
-
 def chat_answer(reply: Reply) -> Answer:
+    """Of a chat, or of a completion, which has no message."""
     value = json_of(reply)
-    choice = only_choice(value)
-    message = a_dict(choice.get("message"), "message")
-    require(message.get("role") == "assistant", f"message.role: got {message.get('role')!r}, expected 'assistant'")
-    calls, ids = [], []
-    for number, call in enumerate(message.get("tool_calls") or []):
-        function = a_dict(a_dict(call, f"tool_calls[{number}]").get("function"), f"tool_calls[{number}].function")
-        require(bool(text_of(call.get("id"), "id")), f"tool_calls[{number}].id: got {call.get('id')!r}, expected text")
-        calls.append((text_of(function.get("name"), "name"), text_of(function.get("arguments"), "arguments")))
-        ids.append(call["id"])
-    require_own_ids(ids)
-    return Answer(
-        content=text_of(message.get("content"), "content"),
-        reasoning=reasoning_of(message),
-        tool_calls=tuple(calls),
-        finish=str(choice.get("finish_reason")),
-        tokens=tokens_of(value),
-        prompt=tokens_of(value, "prompt_tokens"),
-    )
+    require_valid(value, table().schemas["answer"], "the answer")
+    choice = value["choices"][0]
+    message = choice.get("message") or {"content": choice.get("text")}
+    calls = message.get("tool_calls") or []
+    require_own_ids([call["id"] for call in calls])
+    found = tuple((call["function"]["name"], call["function"].get("arguments") or "") for call in calls)
+    content, reasoning = message.get("content") or "", message.get("reasoning") or ""
+    return Answer(content, reasoning, found, str(choice.get("finish_reason")), *counts_of(value["usage"]))
 
 
-class Call:
-    """A tool call as a strict client puts it together: id and name once, in the first delta of its index."""
-
-    def __init__(self, index: int, delta: dict[str, Any]) -> None:
-        self.where = f"tool_calls index {index}"
-        name, identity = a_dict(delta.get("function"), f"{self.where}: function").get("name"), delta.get("id")
-        require(isinstance(name, str) and name != "", f"{self.where}: first delta has name {name!r}, expected a string")
-        require(
-            isinstance(identity, str) and identity != "", f"{self.where}: first delta has id {identity!r}, expected one"
-        )
-        require(delta.get("type") == "function", f"{self.where}: first delta has type {delta.get('type')!r}")
-        self.name, self.identity, self.arguments = str(name), identity, ""
-
-    def add(self, delta: dict[str, Any], *, first: bool) -> None:
-        function = a_dict(delta.get("function") or {}, f"{self.where}: function")
-        if not first:
-            for key, value in (("name", function.get("name")), ("id", delta.get("id"))):
-                require(value is None, f"{self.where}: {key} {value!r} again in a later delta, expected it once")
-        self.arguments += text_of(function.get("arguments"), f"{self.where}: arguments")
+def counts_of(usage: dict[str, int]) -> tuple[int, int]:
+    return usage["completion_tokens"], usage["prompt_tokens"]
 
 
 def stream_answer(reply: Reply) -> tuple[Answer, int]:
@@ -130,54 +102,157 @@ def stream_answer(reply: Reply) -> tuple[Answer, int]:
     require(reply.status == 200, f"status {reply.status}: {reply.start}")
     kind = reply.content_type.partition(";")[0]
     require(kind == "text/event-stream", f"content type {kind!r}, expected text/event-stream: {reply.start}")
-    content = reasoning = finish = ""
-    calls: dict[int, Call] = {}
-    parts = tokens = prompt = 0
-    roles = []
+    text, finish, parts, roles = {"content": "", "reasoning": ""}, "", 0, []
+    calls, schemas = list[dict[str, str]](), table().schemas
+    usage = {"completion_tokens": 0, "prompt_tokens": 0}
     for chunk in parse_chunks(reply.body):
-        if chunk.get("usage") and not chunk.get("choices"):
-            tokens, prompt = tokens_of(chunk), tokens_of(chunk, "prompt_tokens")
+        require_valid(chunk, schemas["chunk"], "a chunk")
+        if not chunk["choices"]:
+            usage = chunk.get("usage", {})
+            require_valid(usage, schemas["usage"], "usage")
             continue
-        choice = only_choice(chunk)
+        choice = chunk["choices"][0]
         require(not finish, f"a delta after finish_reason {finish!r}: {choice!r}")
-        delta = a_dict(choice.get("delta"), "delta")
+        delta = choice["delta"]
         roles += [delta["role"]] if delta.get("role") else []
-        before = (content, reasoning)
-        content += text_of(delta.get("content"), "delta.content")
-        reasoning += reasoning_of(delta)
+        for key in text:
+            text[key] += delta.get(key) or ""
         for part in delta.get("tool_calls") or []:
-            index = a_dict(part, "tool_calls").get("index")
-            if not isinstance(index, int):
-                raise Wrong(f"tool_calls: got index {index!r}, expected a number")
-            if first := index not in calls:
-                require(index == len(calls), f"tool_calls: index {index} after {len(calls)} calls")
-                calls[index] = Call(index, part)
-            calls[index].add(part, first=first)
-        parts += before != (content, reasoning) or bool(delta.get("tool_calls"))
-        finish = text_of(choice.get("finish_reason"), "finish_reason")
+            index, function = part["index"], part["function"]
+            require(index <= len(calls), f"tool_calls: index {index} after {len(calls)} calls")
+            which = "first-delta" if index == len(calls) else "later-delta"
+            require_valid(part, schemas[which], f"tool_calls index {index}, {which}")
+            if index == len(calls):
+                calls.append({"id": part["id"], "name": function["name"], "arguments": ""})
+            calls[index]["arguments"] += function.get("arguments") or ""
+        parts += any(delta.get(key) for key in (*text, "tool_calls"))
+        finish = choice.get("finish_reason") or ""
     require(roles == ["assistant"], f"roles in the deltas: got {roles}, expected 'assistant' once")
-    require_own_ids([call.identity for call in calls.values()])
-    found = tuple((call.name, call.arguments) for call in calls.values())
-    return Answer(content, reasoning, found, finish, tokens, prompt), parts
+    require_own_ids([call["id"] for call in calls])
+    found = tuple((call["name"], call["arguments"]) for call in calls)
+    return Answer(text["content"], text["reasoning"], found, finish, *counts_of(usage)), parts
 
 
-@dataclass(frozen=True)
-class RequestSpeed:
-    """What the streamed requests of a test saw, one at a time. No benchmark: few of them, and short."""
-
-    first_token: float  # seconds, the median
-    tokens_a_second: float  # after the first token, of all of them together
-
-
-def speed_of(exchanges: Sequence[Exchange]) -> RequestSpeed | None:
-    """None where no whole answer of several tokens was streamed."""
+def speed_of(exchanges: Sequence[Exchange]) -> dict[str, float] | None:
+    """What the streamed requests of a test saw, one at a time: the median of the seconds to the first token, and tokens
+    a second after it. No benchmark: few of them, and short. None where no whole answer of several tokens was streamed.
+    """
     first, tokens, seconds = list[float](), 0, 0.0
     for one in exchanges:
-        if one.status != 200 or one.fault or one.first is None or not (one.request or {}).get("stream"):
-            continue
-        with contextlib.suppress(BadStream, Wrong):
-            count = max((tokens_of(chunk) for chunk in parse_chunks(one.body) if chunk.get("usage")), default=0)
-            if count > 1 and one.seconds > one.first:
-                first.append(one.first)
-                tokens, seconds = tokens + count - 1, seconds + one.seconds - one.first
-    return RequestSpeed(round(median(first), 4), round(tokens / seconds, 2)) if first else None
+        if one.status == 200 and not one.fault and one.first and one.seconds > one.first:
+            with contextlib.suppress(BadStream, Wrong):
+                answer, _ = stream_answer(Reply(one.status, one.content_type, one.body))
+                if answer.tokens > 1:
+                    first.append(one.first)
+                    tokens, seconds = tokens + answer.tokens - 1, seconds + one.seconds - one.first
+    return {"first_token": round(median(first), 4), "tokens_a_second": round(tokens / seconds, 2)} if first else None
+
+
+def compare(what: str, seen: str, wanted: str) -> None:
+    if seen == wanted:
+        return
+    at = next((i for i, (a, b) in enumerate(zip(seen, wanted, strict=False)) if a != b), min(len(seen), len(wanted)))
+    raise Wrong(f"{what} differs at character {at}: got {seen[at : at + 60]!r}, expected {wanted[at : at + 60]!r}")
+
+
+def judge(case: Case, answer: Answer) -> str:
+    return judge_calls(case, answer) if case.calls else judge_text(case, answer)
+
+
+def judge_text(case: Case, answer: Answer) -> str:
+    """Text that is exactly the expected one, or at least looks like text and holds what it must."""
+    require(not answer.tool_calls, f"a tool call where text was expected: {answer.tool_calls}")
+    if case.exact:
+        compare("content", answer.content, case.content or "")
+        compare("reasoning", answer.reasoning, case.reasoning or "")
+    else:
+        judge_shape(answer.content, case.least_tokens)
+    wanted = ("stop",) if case.exact or case.ends else ("stop", "length")
+    require(answer.finish in wanted, f"finish_reason: got {answer.finish!r}, expected {' or '.join(wanted)}")
+    for text in case.holds:
+        require(text in answer.content, f"content: got {answer.content[:120]!r}, expected {text!r} in it")
+    require(answer.tokens >= case.least_tokens, f"{answer.tokens} tokens, expected at least {case.least_tokens}")
+    return f"{answer.tokens} tokens{', exact' if case.exact else ''}"
+
+
+def judge_shape(text: str, least_tokens: int) -> None:
+    """Broken kernels answer with nothing, one character for ever, or undecodable bytes."""
+    require(text.strip() != "", "the answer has no text")
+    require("\ufffd" not in text, f"the answer holds bytes that are no text: {text[:80]!r}")
+    require_no_markup(text)
+    require(len(set(text)) > 1, f"one character only: {text[:80]!r}")
+    words = text.split()
+    varied = len(set(words)) > max(len(words) / 5, 10)
+    require(varied or least_tokens <= 50, f"the text repeats itself: {text[:80]!r}")
+
+
+def require_no_markup(content: str) -> None:
+    for mark in MARKUP:
+        require(mark not in content, f"{mark} was left in the content: {content[:120]!r}")
+
+
+def judge_calls(case: Case, answer: Answer) -> str:
+    """The calls that were wanted, in order, with arguments that fit their tool."""
+    wanted = case.calls or ()
+    if len(answer.tool_calls) != len(wanted):
+        place = "".join(f"; {mark} stands in the reasoning" for mark in MARKUP if mark in answer.reasoning)
+        found = f"got {len(answer.tool_calls)} tool calls, expected {len(wanted)}"
+        raise Wrong(f"{found}; content {answer.content[:120]!r}{place}")
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in case.request["tools"]}
+    values = list[Any]()
+    for (name, text), (wanted_name, wanted_arguments) in zip(answer.tool_calls, wanted, strict=True):
+        require(name == wanted_name, f"function.name: got {name!r}, expected {wanted_name!r}")
+        try:
+            arguments = json.loads(text)
+        except ValueError as error:
+            raise Wrong(f"the arguments are not JSON ({error}): {text[:200]!r}") from None
+        require_valid(arguments, schemas[name] | {"additionalProperties": False}, f"arguments {text[:200]}")
+        if wanted_arguments is not None:
+            require(arguments == wanted_arguments, f"arguments: got {arguments!r}, expected {wanted_arguments!r}")
+        values += arguments.values()
+    if case.exact:
+        compare("reasoning", answer.reasoning, case.reasoning or "")
+    for part in case.holds:
+        holds = any(isinstance(value, str) and part in value for value in values)
+        require(holds, f"arguments: got {values!r}, expected {part!r} in one")
+    require_no_markup(answer.content)
+    require(answer.finish == "tool_calls", f"finish_reason: got {answer.finish!r}, expected 'tool_calls'")
+    return ", ".join(f"{name}({text})" for name, text in answer.tool_calls)
+
+
+def judge_logprobs(reply: Reply) -> str:
+    """Of a chat answer to a greedy request: every token has a finite log-probability, and none beats it."""
+    tokens = chat_answer(reply).tokens
+    content = a_dict(only_choice(json_of(reply)).get("logprobs"), "logprobs").get("content")
+    if not isinstance(content, list) or not content:
+        raise Wrong(f"logprobs.content: got {content!r}, expected a list")
+    require(len(content) == tokens, f"logprobs.content: got {len(content)} entries, expected one for each of {tokens}")
+    least = 0.0
+    for place, entry in enumerate(content):
+        chosen = logprob(a_dict(entry, f"logprobs.content[{place}]"), place)
+        others = [logprob(a_dict(one, f"top_logprobs of {place}"), place, top=True) for one in entry["top_logprobs"]]
+        require(bool(others), f"token {place}: no top_logprobs")
+        best, share = max(others), sum(math.exp(one) for one in others)
+        require(chosen >= best - 1e-3, f"token {place}: {chosen:.3f} was chosen at temperature 0, {best:.3f} was there")
+        require(share <= 1.01, f"token {place}: the likeliest add up to {share:.3f}, expected 1 at most")
+        least = min(least, chosen)
+    return f"{tokens} tokens, the least likely {round(least, 3) + 0.0:.3f}"
+
+
+def logprob(entry: dict[str, Any], place: int, *, top: bool = False) -> float:
+    """NaN and Infinity are no JSON, but Python's parser takes them. Only a token that was not chosen may have none."""
+    value = entry.get("logprob")
+    if not isinstance(value, int | float) or not math.isfinite(value) or value > 1e-6:
+        raise Wrong(f"token {place}: log-probability {value!r}, expected a finite one, 0 at most")
+    require(top or value > NOTHING, f"token {place}: log-probability {value!r} stands for minus infinity")
+    return float(value)
+
+
+def judge_same(what: str, answers: Sequence[Answer]) -> str:
+    """Byte for byte, the reasoning and the calls, too."""
+    first = answers[0]
+    for number, other in enumerate(answers[1:], start=2):
+        compare(f"content of answer {number} ({what})", other.content, first.content)
+        compare(f"reasoning of answer {number} ({what})", other.reasoning, first.reasoning)
+        require(other == first, f"answer {number} ({what}): got {other}, expected {first}")
+    return f"{len(answers)} times the same {first.tokens} tokens"

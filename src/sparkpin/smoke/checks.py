@@ -1,22 +1,39 @@
-"""The checks that a stage names under `smoke.checks`. Each asks a server something and raises Wrong with a reason."""
+"""The checks that a stage names under `smoke.checks`. Each asks a server something and raises Wrong with a reason.
+
+Those that are one case of cases.yaml stand in its table; here are those that ask more than once, far up a prompt, or
+read what the others left.
+"""
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 
+from sparkpin.pins.drafters import speculation
 from sparkpin.pins.nodes import nodes_of
-from sparkpin.smoke import kernels, metrics, mods, probes
-from sparkpin.smoke.answers import Answer, NotApplicable, Wrong, only_choice, require, text_of, tokens_of
-from sparkpin.smoke.drift import drift
-from sparkpin.smoke.expectations import Case, Expectations, sampled
-from sparkpin.smoke.judging import judge, judge_calls, judge_text
-from sparkpin.smoke.replies import Fault
-from sparkpin.smoke.sse import BadStream
-from sparkpin.smoke.subject import SmokeSubject
+from sparkpin.smoke import metrics, mods
+from sparkpin.smoke.answers import NotApplicable, Wrong, chat_answer, judge, judge_logprobs, judge_same, require
+from sparkpin.smoke.drift import drift, logprobs_of
+from sparkpin.smoke.expectations import Case, CheckRow, said, sampled, table
+from sparkpin.smoke.replies import BadStream, Fault
+from sparkpin.smoke.subject import CHAT, SmokeSubject
 
 LEAST_DRAFTED = 50  # fewer drafted tokens say too little about a share
+STEPS = (8_192, 32_768, 131_072)  # tokens of long prompts
+FIRST_STEP = 2_048  # whose speed decides how many of STEPS are asked
+LONG_SECONDS = 45.0  # that the next of them may take, as far as the last one's speed shows
+LEAST_ROOM = 512  # tokens
+TEMPLATE = 200  # tokens that a chat template adds, and the question
+CACHED = 6_000  # tokens: more than two of the blocks that a hybrid model's cache has
+BROKEN_OFF = 3
+LONG = 1500  # tokens of an answer that nobody waits for
+FREED_SECONDS = 10.0
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+USED = "vllm:kv_cache_usage_perc"
+HITS = "vllm:prefix_cache_hits_total"
 
 
 @dataclass(frozen=True)
@@ -32,139 +49,175 @@ class CheckResult:
         return "not applicable" if not self.applicable else "ok" if self.passed else "FAILED"
 
 
-Check = Callable[[SmokeSubject], str]
-Pick = Callable[[Expectations], Case]
-TOOL = "tool-"  # how the names of checks begin that want a tool to be called, or its answer to be read
+def ask_case(row: CheckRow, subject: SmokeSubject) -> str:
+    """In each of its ways: the detail of the first, and what the ways were."""
+    if (case := subject.expect.cases[row.case]).request.get("tools") and not subject.expect.tools:
+        raise NotApplicable("the model calls no tools")
+    details = []
+    for way in row.ways:
+        asked = sampled(case) if way == "sampled" else case
+        try:
+            details.append(judge(asked, subject.chat(asked) if way == "whole" else subject.streamed(asked)[0]))
+        except Wrong as wrong:
+            raise Wrong(f"{way}: {wrong}") from None
+    return f"{details[0]}, {', '.join(row.ways)}"
 
 
-def in_one(pick: Pick) -> Check:
-    """A check of an answer that comes in one piece."""
-
-    def check(subject: SmokeSubject) -> str:
-        case = pick(subject.expect)
-        return judge(case, subject.chat(case))
-
-    return check
+def determinism(subject: SmokeSubject) -> str:
+    """At temperature 0, one request at a time: the streamed answer and the plain one, twice each."""
+    case = subject.expect.cases["chat"]
+    answers = [answer for _ in range(2) for answer in (subject.chat(case), subject.streamed(case)[0])]
+    return judge_same("temperature 0", answers)
 
 
-def in_parts(pick: Pick) -> Check:
-    """A check of an answer that is streamed."""
-
-    def check(subject: SmokeSubject) -> str:
-        case = pick(subject.expect)
-        answer, parts = subject.streamed(case)
-        return f"{judge(case, answer)}, in {parts} parts"
-
-    return check
-
-
-def asked_both_ways(pick: Pick) -> Check:
-    """A check that a tool is called as it should be, streamed and in one piece, and streamed at temperature 0.7."""
-
-    def check(subject: SmokeSubject) -> str:
-        case = pick(subject.expect)
-        told, parts = streamed_calls(subject, case, "streamed")
-        judge_calls(case, subject.chat(case))
-        streamed_calls(subject, sampled(case), "sampled")
-        return f"{told}, in {parts} parts, in one and sampled"
-
-    return check
+def logprobs(subject: SmokeSubject) -> str:
+    """Of an answer; and of plain English, where it is known how likely the model holds that."""
+    detail = judge_logprobs(subject.post(subject.expect.cases["chat"], logprobs=True, top_logprobs=5))
+    if (limit := subject.demands.english) is None:
+        return detail
+    nats = -fmean(logprobs_of(subject, table().english)[1])
+    english = f"plain English: {nats:.2f} nats a token, expected at most {limit:g}"
+    require(nats <= limit, f"{english}: it reads no language")
+    return f"{detail}; {english}"
 
 
-def streamed_calls(subject: SmokeSubject, case: Case, how: str) -> tuple[str, int]:
-    answer, parts = subject.streamed(case)
-    try:
-        return judge_calls(case, answer), parts
-    except Wrong as wrong:
-        raise Wrong(f"{how}: {wrong}") from None
+def image(subject: SmokeSubject) -> str:
+    """A picture of one colour is named. A server that serves text alone says so itself."""
+    case = subject.expect.cases.get("image")
+    if case is None:
+        raise NotApplicable("the scripted model reads text alone")
+    if subject.flags.on("--language-model-only"):
+        raise NotApplicable("--language-model-only stands in the release's command")
+    reply = subject.post(case)
+    if reply.status == 400 and b"not a multimodal model" in reply.body:
+        raise NotApplicable("the server answers that it is no multimodal model")
+    return judge(case, chat_answer(reply))
 
 
-def completion(subject: SmokeSubject) -> str:
-    case = subject.expect.completion
-    value = subject.complete(case.request)
-    choice = only_choice(value)
-    text = text_of(choice.get("text"), "text")
-    return judge_text(case, Answer(text, "", (), str(choice.get("finish_reason")), tokens_of(value)))
+def scraped(subject: SmokeSubject) -> str:
+    reply = subject.client.get("/metrics")
+    require(reply.status == 200, f"/metrics: status {reply.status}: {reply.start}")
+    return reply.body.decode(errors="replace")
 
 
-def tool_answer(subject: SmokeSubject) -> str:
-    case = subject.expect.tool_answer
-    answer, parts = subject.streamed(case)
-    told = judge_text(case, answer)
-    judge_text(case, subject.streamed(sampled(case))[0])
-    return f"{told}, in {parts} parts and sampled"
+def metric(text: str, name: str) -> float:
+    value = metrics.total(text, name)
+    if value is None:
+        raise Wrong(f"/metrics has no {name}")
+    return value
+
+
+def cancelled(subject: SmokeSubject) -> str:
+    """Clients that go away amid a long answer must leave no request and no cache behind."""
+    case, chat = subject.expect.cases["long-text"], subject.expect.cases["chat"]
+    before = metric(scraped(subject), USED)
+    tokens = min(LONG, (subject.max_model_len or 2 * LONG) // 2)  # the prompt has to fit, too
+    body = {"model": subject.model, **case.request, "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    for _ in range(BROKEN_OFF):
+        subject.client.abandon(CHAT, body)
+    until = time.monotonic() + FREED_SECONDS
+    while True:
+        text = scraped(subject)
+        left, used = metric(text, RUNNING) + metric(text, WAITING), metric(text, USED)
+        if not left and used <= before + 1e-9:
+            break
+        seen = f"{left:g} requests and {used:.2%} of the cache are in use, {before:.2%} before"
+        require(time.monotonic() < until, f"{seen}, {FREED_SECONDS:g} s after the last client went")
+        time.sleep(0.2)
+    after = judge(chat, subject.chat(chat))  # what was freed must serve again
+    return f"{BROKEN_OFF} broken off, {used:.2%} of the cache in use as before; then {after}"
+
+
+def longest_prompt(subject: SmokeSubject, case: Case) -> int:
+    """Tokens that a prompt may have beside its answer and the template."""
+    if subject.max_model_len is None:
+        return STEPS[0]  # a model of less is not served by these recipes
+    return subject.max_model_len - int(case.request["max_tokens"]) - TEMPLATE
+
+
+def prefix_cache(subject: SmokeSubject) -> str:
+    """A long prompt answered from nothing and from the cache: the same words."""
+    if not subject.flags.on("--enable-prefix-caching", default=True):
+        raise NotApplicable("prefix caching is off: --no-enable-prefix-caching stands in the release's command")
+    case = subject.expect.recall(CACHED)[0]
+    if (room := longest_prompt(subject, case)) < CACHED:
+        raise NotApplicable(f"a prompt of {CACHED:,} tokens does not fit: --max-model-len leaves {room:,}")
+    # Nothing that an earlier request left may make the first answer a warm one.
+    asked = said(f"{secrets.token_hex(8)}\n{case.request['messages'][0]['content']}")
+    case = replace(case, request=case.request | asked)
+    cold, between = subject.chat(case), metric(scraped(subject), HITS)
+    warm = subject.chat(case)
+    found = metric(scraped(subject), HITS) - between
+    require(found > 0, f"the second request found none of its {warm.prompt:,} tokens in the cache")
+    judge(case, cold)
+    return f"{judge_same('cold, then warm', [cold, warm])}; {found:g} of {warm.prompt:,} tokens came from the cache"
+
+
+def long_context(subject: SmokeSubject) -> str:
+    """What stands far up in a prompt is found again, at each length that the recipe allows and this machine reads in
+    time: one of 4 times the length takes 4 to 16 times as long, as attention's share of the work is."""
+    room = longest_prompt(subject, subject.expect.recall(LEAST_ROOM)[0])
+    if room < LEAST_ROOM:
+        raise NotApplicable(f"--max-model-len leaves {room:,} tokens for a prompt, expected {LEAST_ROOM} at least")
+    steps = sorted({min(step, room) for step in (FIRST_STEP, *STEPS)})
+    found, skipped, rate = [], "", 0.0
+    for step, longer in zip(steps, [*steps[1:], 0], strict=True):
+        begin = time.monotonic()
+        for case in subject.expect.recall(step):
+            answer = subject.chat(case)
+            judge(case, answer)
+            require(answer.prompt >= step / 2, f"the prompt has {answer.prompt:,} tokens, expected about {step:,}")
+        found.append(f"{answer.prompt:,}")
+        seconds = time.monotonic() - begin
+        rate = answer.prompt * len(subject.expect.recall(step)) / seconds
+        if longer and seconds * (longer / step) ** 1.5 > LONG_SECONDS:
+            skipped = f"; {longer:,} would take longer than {LONG_SECONDS:g} s"
+            break
+    return f"found in prompts of {', '.join(found)} tokens, the last at {rate:,.0f} tokens/s{skipped}"
 
 
 def active_mods(subject: SmokeSubject) -> str:
-    log, demands = subject.log(), subject.demands
+    demands, reported = subject.demands, [mods.reports(log) for log in subject.logs()]
     several = demands.mods and nodes_of(subject.argv) > 1
-    for rank, said in enumerate((log, *subject.other_logs())):
-        seen = mods.reports(said)
-        faults = mods.faults(seen, demands.mods if not rank else set(demands.mods) - mods.OF_THE_API)
-        if several and mods.AGREED not in {report.event for report in seen}:
+    for rank, reports in enumerate(reported):
+        faults = mods.faults(reports, demands.mods if not rank else set(demands.mods) - mods.OF_THE_API)
+        if several and mods.AGREED not in {report.event for report in reports}:
             faults.append("modkit compared release and mods with no other rank (no line in the log)")
-        faults += kernels.faults(said, demands.kernels) if demands.kernels else []
+        faults += mods.kernel_faults(reports, demands.kernels) if demands.kernels else []
         require(not faults, (f"rank {rank}: " if rank else "") + "; ".join(faults))
-    seen = mods.reports(log)
-    told = [f"{mod}: {text}" for mod, text in sorted(kernels.summaries(log).items())]
-    return "; ".join([", ".join(sorted(mods.active(seen))) or "none expected, none active", *told])
+    names = ", ".join(sorted(mods.active(reported[0]))) or "none expected, none active"
+    return "; ".join([names, *(f"{mod}: {text}" for mod, text in sorted(mods.kernel_summaries(reported[0]).items()))])
 
 
 def acceptance(subject: SmokeSubject) -> str:
-    text, floor, floors = probes.scraped(subject), subject.demands.acceptance_floor, subject.floors
-    seen = metrics.acceptance(text)
-    if seen is None:
+    if not speculation(subject.argv):
+        raise NotApplicable("the release's command drafts nothing")
+    text, floor, floors = scraped(subject), subject.demands.acceptance_floor, subject.demands.position_floors
+    counts = metrics.acceptance(text)
+    if counts is None:
         raise Wrong(f"/metrics has no {metrics.DRAFTED}: the server does not draft")
-    require(seen.drafted > 0, "no token was drafted")
-    require(seen.drafted >= LEAST_DRAFTED, f"{seen.drafted} drafted tokens are too few to judge (add long-text)")
-    require(floor is not None and seen.share >= floor, f"{seen}, expected at least {floor}")
+    require(counts.drafted >= LEAST_DRAFTED, f"{counts.drafted} drafted tokens are too few to judge (add long-text)")
+    require(floor is not None and counts.share >= floor, f"{counts}, expected at least {floor}")
     shares = metrics.by_position(text)
-    told = ", ".join(f"{share:.1%}" for share in shares)
+    positions = f"by position {', '.join(f'{share:.1%}' for share in shares) or 'nothing'}"
     if floors:
-        positions = f"{len(shares)} positions of a draft ({told})"
-        require(len(shares) <= len(floors), f"{positions}, floors for {len(floors)}")
+        require(len(shares) <= len(floors), f"{positions}: {len(shares)} positions, floors for {len(floors)}")
         low = any(share < least for share, least in zip(shares, floors, strict=False))
-        require(bool(shares) and not low, f"by position {told or 'nothing'}, expected at least {list(floors)}")
-    return f"{seen}; by position {told}"
+        require(bool(shares) and not low, f"{positions}, expected at least {list(floors)}")
+    return f"{counts}; {positions}"
 
 
-CHECKS: dict[str, Check] = {
-    "completion": completion,
-    "chat": in_one(lambda expect: expect.chat),
-    "chat-stream": in_parts(lambda expect: expect.chat),
-    "tool-call": in_one(lambda expect: expect.tool_call),
-    "tool-call-stream": in_parts(lambda expect: expect.tool_call),
-    "tool-answer": tool_answer,
-    "long-text": in_one(lambda expect: expect.long_text),
-    # Sampling has its own kernels, and with MTP its own way of accepting tokens: greedy answers prove neither.
-    "chat-sampled": in_one(lambda expect: sampled(expect.chat)),
-    "tool-call-sampled": in_parts(lambda expect: sampled(expect.tool_call)),
-    "tool-call-long": asked_both_ways(lambda expect: expect.tool_call_long),
-    "tool-calls-parallel": asked_both_ways(lambda expect: expect.tool_calls),
-    "tool-call-in-reasoning": asked_both_ways(lambda expect: expect.tool_call_inside),
-    "tool-examples": asked_both_ways(lambda expect: expect.tool_examples),
-    # The grammar that enforces a call, beside the drafts: both decide about the next token.
-    "tool-call-required": asked_both_ways(lambda expect: expect.tool_call_required),
-    "unicode": in_one(lambda expect: expect.turkish),
-    "determinism": probes.determinism,
-    "logprobs": probes.logprobs,
-    "drift": drift,
-    "cancelled": probes.cancelled,
-    "prefix-cache": probes.prefix_cache,
-    "long-context": probes.long_context,
-    "image": probes.image,
-    "mods": active_mods,
-    "acceptance": acceptance,
-}
+ASKED = (determinism, logprobs, drift, cancelled, prefix_cache, long_context, image, acceptance)
+CHECKS: dict[str, Callable[[SmokeSubject], str]] = {"mods": active_mods}
+CHECKS |= {check.__name__.replace("_", "-"): check for check in ASKED}
 
 
 def run_check(name: str, subject: SmokeSubject) -> CheckResult:
     """Whatever the server does wrong is a result, not an exception."""
     start, passed, applicable = time.monotonic(), True, True
     try:
-        if name.startswith(TOOL) and not subject.expect.tools:
-            raise NotApplicable("the pin says that the model calls no tools, so none is asked of it")
-        detail = CHECKS[name](subject)
+        row = table().checks.get(name)
+        detail = ask_case(row, subject) if row else CHECKS[name](subject)
     except NotApplicable as reason:
         detail, applicable = str(reason), False
     except (Wrong, Fault, BadStream) as error:

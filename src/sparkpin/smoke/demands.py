@@ -35,11 +35,6 @@ def checks_of(stage: Stage) -> tuple[str, ...]:
         raise ManifestError(file, "smoke.acceptance_floor", None, "a share from 0 to 1 for the check acceptance")
     if "drift" in names and stage.parent and stage.smoke.drift is None:
         raise ManifestError(file, "smoke.drift", None, f"nats that the stage may be from {stage.parent}")
-    longest = max(stage.smoke.draft_lengths, default=0)
-    if stage.smoke.position_floors and longest > len(stage.smoke.position_floors):
-        raise ManifestError(
-            file, "smoke.position_floors", stage.smoke.position_floors, f"one for each of {longest} drafted tokens"
-        )
     if "mods" not in names or not set(names) - set(READERS):
         raise ManifestError(file, "smoke.checks", names, "the check mods, and one that asks for an answer")
     return tuple(sorted(names, key=lambda name: name in READERS))
@@ -70,7 +65,6 @@ def demands_of(project: Path, stack: Stack, chain: Sequence[Stage], model: Model
         kernels=tuple(sorted(mods.with_kernels(project, names))) if stack.gpu else (),
         acceptance_floor=(drafts or floors).acceptance_floor,
         position_floors=tuple((drafts or floors).position_floors),
-        draft_lengths=tuple(floors.draft_lengths),
         parent=(chain[-1].parent or "") if floors.drift is not None else "",
         drift=pinned.drift.get(chain[-1].name, floors.drift) if floors.drift is not None else None,
         scripted=pinned.scripted,

@@ -12,13 +12,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import say
-from sparkpin.releases.record import Release, Releases, now
-from sparkpin.smoke.answers import NotApplicable, Wrong, a_dict, only_choice, require
+from sparkpin.releases.record import Release, Releases
+from sparkpin.smoke.answers import NotApplicable, Wrong, a_dict, logprob, only_choice, require
 from sparkpin.smoke.evidence import evidence_folder
-from sparkpin.smoke.judging import logprob
 from sparkpin.smoke.subject import SmokeSubject
 
 FILE = "logprobs.json"
@@ -44,7 +41,7 @@ def drift(subject: SmokeSubject) -> str:
     """The text's log-probabilities, twice with another request between, and against the reference if there is one."""
     text = subject.expect.text
     tokens, first = logprobs_of(subject, text)
-    subject.complete(subject.expect.completion.request)
+    subject.complete(subject.expect.cases["completion"].request)
     same, second = logprobs_of(subject, text)
     require(same == tokens, "asked again the text has other tokens")
     again = fmean(differences(first, second))
@@ -61,8 +58,7 @@ def compared(own: Reference, below: Reference | None, limit: float | None, stage
         return "no stage below to compare with"
     if below is None:
         raise NotApplicable(
-            f"{told}; no release of stage {stage} has passed and left its own to compare them with: "
-            "they are compared once one has"
+            f"{told}; no release of stage {stage} has passed and left its own to compare them with: test that first"
         )
     if below.text != own.text or below.tokens != own.tokens:
         raise NotApplicable(f"{told}; {below.release} was asked another text, or has other tokens")
@@ -70,66 +66,6 @@ def compared(own: Reference, below: Reference | None, limit: float | None, stage
     detail = f"{fmean(seen):.4f} from {below.release}, expected at most {limit:g}"
     require(fmean(seen) <= limit, f"{told}; {detail}; the most {max(seen):.2f}")
     return detail
-
-
-def is_compared(release: Release) -> bool:
-    """Whether its numbers were held against those of the stage below, where it is to be."""
-    found = [check for check in (release.smoke or {}).get("checks", ()) if is_drift(check)]
-    return all(check.get("applicable", True) for check in found)
-
-
-def is_drift(check: dict[str, Any]) -> bool:
-    """Of the release's own draft length, or of another one (`drift@LENGTH`)."""
-    return str(check["name"]).partition("@")[0] == "drift"
-
-
-def marked(file: str, mark: str) -> str:
-    """The file's name for another draft length than the release's own. mark: `@LENGTH`, "" for the own."""
-    name, _, end = file.partition(".")
-    return f"{name}{mark.replace('@', '-drafts-')}.{end}"
-
-
-def complete(paths: Paths, release: Release) -> Release:
-    """The check of a release that was tested before the stage below it: from what both tests have left, no server.
-
-    Its record and its result.json say when it was compared. A test that found its own numbers wrong stays as it is.
-    All is read under the lock that it is written under: another run may have tested the release meanwhile.
-    """
-    records = Releases(paths)
-    with records.locked(release.recipe):
-        return completed(paths, records, records.get(release.tag))
-
-
-def completed(paths: Paths, records: Releases, release: Release) -> Release:
-    folder = evidence_folder(paths, release)
-    checks = [dict(check) for check in (release.smoke or {}).get("checks", ())]
-    mine = [check for check in checks if is_drift(check) and check["passed"]]
-    below = reference(paths, release)
-    limit, stage = release.demands.drift, release.demands.parent
-    if not mine or below is None or limit is None:
-        return release
-    try:
-        names = [marked(FILE, check["name"].removeprefix("drift")) for check in mine]
-        left = [read(release.tag, json.loads((folder / name).read_text())) for name in names]
-        result = json.loads((folder / "result.json").read_text())
-    except (OSError, ValueError, KeyError, TypeError):
-        return release  # its evidence is gone: nothing to complete it from
-    for check, own in zip(mine, left, strict=True):
-        told = f"{len(own.logprobs)} tokens, on the mean {fmean(own.logprobs):.2f}"
-        try:
-            detail = f"{told}; {compared(own, below, limit, stage, told)}"
-            check |= {"passed": True, "applicable": True, "detail": detail}
-        except NotApplicable:
-            return release
-        except Wrong as wrong:
-            check |= {"passed": False, "applicable": True, "detail": str(wrong)}
-        check["compared"] = now()
-        verdict = "ok" if check["passed"] else "FAILED"
-        say(f"{release.tag}: {check['name']}: {verdict}, {check['detail']} (compared afterwards)")
-    changed = {"checks": checks, "passed": all(one["passed"] for one in checks)}
-    return records.keep_smoke(
-        release, {**(release.smoke or {}), **changed}, lambda: write_json(folder / "result.json", result | changed)
-    )
 
 
 def differences(one: tuple[float, ...], other: tuple[float, ...]) -> list[float]:

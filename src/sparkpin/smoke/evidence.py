@@ -69,6 +69,12 @@ def replaced(folder: Path, aside: Path | None = None) -> Iterator[Path]:
         shutil.rmtree(former)
 
 
+def is_compared(release: Release) -> bool:
+    """Whether its numbers were compared with those of the stage below, where they are to be (`smoke.drift`)."""
+    checks = (release.smoke or {}).get("checks", ())
+    return all(check.get("applicable", True) for check in checks if check["name"] == "drift")
+
+
 def owes(paths: Paths, engine: Engine, release: Release, *, load: bool) -> bool:
     """Whether a smoke test here could tell more of a release that has not failed than its record does."""
     if release.smoke is None:

@@ -1,13 +1,8 @@
-"""The mods' GPU kernels: where they came from, and whether they compute what they should.
-
-mods/modkit (`sparkpin_modkit.kernels`) writes one line in the server's log for each process that loads kernels, and one
-more for each kernel that is compiled after that. `compare` needs no server: `sparkpin_modkit.selfcheck` in the image.
-"""
+"""Whether the mods' GPU kernels compute what they should: `sparkpin_modkit.selfcheck` in the image; no server runs."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from typing import Any
 
 from sparkpin.core.errors import HostError, InspectionError, UntoldError
@@ -17,47 +12,11 @@ from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.releases.runs_here import obstacle
-from sparkpin.smoke.mods import MARKER, lines
+from sparkpin.smoke.mods import MARKER
 from sparkpin.smoke.server import alone, container_of
 
 LIMIT_SECONDS = 600.0
 NOTHING = 69  # of sparkpin_modkit.selfcheck: no GPU, or no mod that has anything to compare
-
-
-def summaries(log: bytes) -> dict[str, str]:
-    """Mod -> "8 of 8 kernels from the image", as the last process said it."""
-    found = {}
-    for _, value in lines(log):
-        if value.get("event") == "kernels":
-            found[str(value.get("mod"))] = f"{value.get('image')} of {value.get('total')} kernels from the image"
-    return found
-
-
-def faults(log: bytes, wanted: Iterable[str]) -> list[str]:
-    """What is wrong: a mod that says nothing, or has a kernel that was not compiled when the image was built."""
-    found, told = [], set()
-    for _, value in lines(log):
-        mod, event, total = str(value.get("mod")), value.get("event"), value.get("total")
-        if event == "kernels":
-            told.add(mod)
-            if not total or value.get("image") != total:
-                names = ", ".join(dict.fromkeys(map(str, value.get("compiled") or ()))) or "none"
-                came = f"{value.get('image')} of {total} kernels from the image"
-                found.append(f"mod {mod}: {came}; compiled now: {names}")
-        elif event == "compiled":
-            found.append(f"mod {mod}: kernel {value.get('kernel')} was compiled after the start")
-    silent = sorted(set(wanted) - told)
-    return [*dict.fromkeys(found), *(f"mod {mod} does not say where its kernels came from" for mod in silent)]
-
-
-def require_kernels(release: Release) -> None:
-    """UntoldError for a release whose mods have no GPU kernels, or whose stack has no GPU."""
-    if not release.demands.kernels:
-        mods = ", ".join(release.demands.mods) or "none"
-        raise UntoldError(
-            f"{release.tag} has no GPU kernels to compare: stack {release.stack}, mods {mods}",
-            next_step="invoke smoke --kernels TAG, of stage v2 or above and of a stack with a GPU (invoke images)",
-        )
 
 
 def compare(paths: Paths, engine: Engine, release: Release, *, limit: float = LIMIT_SECONDS) -> str:
@@ -67,11 +26,16 @@ def compare(paths: Paths, engine: Engine, release: Release, *, limit: float = LI
         limit: seconds.
 
     Raises:
-        UntoldError: see `require_kernels`.
+        UntoldError: its mods have no GPU kernels, or its stack has no GPU.
         HostError: no server of it can run here, or the container has no GPU.
         InspectionError: a kernel computes something else, or the table did not come to its end; has what came.
     """
-    require_kernels(release)
+    if not release.demands.kernels:
+        mods = ", ".join(release.demands.mods) or "none"
+        raise UntoldError(
+            f"{release.tag} has no GPU kernels to compare: stack {release.stack}, mods {mods}",
+            next_step="invoke smoke --kernels TAG, of stage v2 or above and of a stack with a GPU (invoke images)",
+        )
     running.require_here(engine)
     if why := obstacle(paths, engine, release, nodes=1):
         raise HostError(f"the kernels of {release.tag} cannot run here: {why}", next_step="invoke doctor")

@@ -6,34 +6,19 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from sparkpin.core.errors import SmokeError
 from sparkpin.core.terminal import say
+from sparkpin.pins.reading import read_yaml
 from sparkpin.pins.vllm_flags import flag_value
 
 STAGES = ("start", "weights", "compile", "cache", "graphs", "ready")
-# What vLLM 0.30 to 0.33 writes as it starts, in this order: the stage that has begun by then, and words for a person,
-# into which the first group goes.
-STEPS = (
-    ("start", r"\bversion (\d+\.\d+\S*)\s", "vLLM {} reads its configuration"),
-    ("start", r"Resolved architecture: (\S+)", "the model is a {}"),
-    ("start", r"Initializing a V1 LLM engine", "starting the engine"),
-    ("weights", r"Starting to load model|Loading safetensors|Loading weights with", "loading weights"),
-    ("compile", r"Loading weights took ([\d.]+)", "weights loaded in {} s"),
-    ("compile", r"torch\.compile takes ([\d.]+)", "compiled in {} s"),
-    ("cache", r"KV cache size: ([\d,]+) tokens", "room for {} tokens in the cache"),
-    ("graphs", r"Capturing CUDA graph", "capturing CUDA graphs"),
-    ("graphs", r"Graph capturing finished in ([\d.]+)", "CUDA graphs captured in {} s"),
-    ("graphs", r"init engine .* took ([\d.]+)", "engine ready after {} s"),
-    ("ready", r"Application startup complete", "answering"),
-)
+STEPS: list[tuple[str, str, str]] = read_yaml(Path(__file__).with_name("startup.yaml"))
 PERCENT = re.compile(r"(\d+)%[^\r\n]*?\b(\d+)/(\d+)")  # progress bars of vLLM: of the checkpoint's files, of the graphs
 LOOK_SECONDS = 1.0  # at most: a short start is looked at more often
-ASK_SECONDS = 15.0  # between two requests while the log does not say that it answers: its words may change
 PROGRESS_SECONDS = 15
 QUARTERS = 25  # percent between two lines
-LOAD_FORMAT = "--load-format"
-LOADED = re.compile(r"Loading weights took ([\d.]+) seconds")
 
 
 class StartFault(Exception):
@@ -41,68 +26,59 @@ class StartFault(Exception):
 
 
 class NotReady(SmokeError):
-    """The same of a server that was to be served. log: all that it wrote."""
+    """The same with a post-mortem. logs: all that its containers wrote, by rank."""
 
-    def __init__(self, message: str, log: bytes, *, next_step: str) -> None:
+    def __init__(self, message: str, logs: tuple[bytes, ...], *, next_step: str) -> None:
         super().__init__(message, next_step=next_step)
-        self.log = log
+        self.logs = logs
 
 
 @dataclass
 class Startup:
-    """Gets all of the log, again and again. began: stage -> seconds since the start."""
+    """Gets all of the log, again and again. began: stage -> seconds since the start; text: such as "weights 67 % (2 of
+    3)"."""
 
     began: dict[str, float] = field(default_factory=lambda: {"start": 0.0})
-    percent: int | None = None
-    done: str = ""
+    text: str = "start"
+    percent: int = 0
     read: int = 0
     step: int = 0  # of STEPS, the next one
 
     @property
-    def stage(self) -> str:
-        return max(self.began, key=STAGES.index)
-
-    @property
     def ready(self) -> bool:
-        return self.stage == STAGES[-1]
-
-    @property
-    def text(self) -> str:
-        """Such as "weights 67 % (2 of 3)"."""
-        return f"{self.stage} {self.percent} %{self.done}" if self.percent is not None else self.stage
+        return "ready" in self.began
 
     def update(self, log: bytes, seconds: float) -> list[str]:
         """What is new, in words. A line that is not complete counts: a progress bar rewrites its own."""
-        text = log[self.read :].decode(errors="replace")
+        text, news = log[self.read :].decode(errors="replace"), []
         self.read = max(self.read, log.rfind(b"\n") + 1)
-        news = []
         for number, (stage, pattern, words) in enumerate(STEPS[self.step :], start=self.step + 1):
-            if not (found := re.search(pattern, text)):
-                continue
-            self.step = number
-            news.append(words.format(*found.groups()))
-            if STAGES.index(stage) > STAGES.index(self.stage):
-                self.began[stage] = round(seconds, 1)
-                self.percent, self.done = None, ""
-        if self.stage in ("weights", "graphs") and (seen := PERCENT.findall(text)):
-            before, (share, count, total) = self.percent or 0, seen[-1]
-            self.percent, self.done = int(share), f" ({count} of {total})"
+            if found := re.search(pattern, text):
+                self.step = number
+                news.append(words.format(*found.groups()))
+                if stage not in self.began:
+                    self.began[stage], self.text, self.percent = round(seconds, 1), stage, 0
+        stage = list(self.began)[-1]
+        if stage in ("weights", "graphs") and (seen := PERCENT.findall(text)):
+            (share, count, total), before = seen[-1], self.percent
+            self.percent, self.text = int(share), f"{stage} {share} % ({count} of {total})"
             if self.percent // QUARTERS > before // QUARTERS:
                 news.append(self.text)
         return news
 
 
 def wait_for_answer(
-    look: Callable[[], tuple[str | None, bytes]], answers: Callable[[Startup], bool], timeout: float
+    look: Callable[[], tuple[str | None, bytes]], answers: Callable[[], bool], timeout: float, every: float = 0
 ) -> tuple[float, Startup]:
     """Seconds that it took, and its stages.
 
-    look: why the server ended, None while it runs, and its log. answers: ask it, where that is worth a question.
+    look: why the server ended, None while it runs, and its log. answers: ask it; while the log does not say that it is
+    ready, at most each `every` seconds: its words may change.
 
     StartFault as soon as it ends, or when it has not answered after `timeout` seconds.
     """
     watched, begin = Startup(), time.monotonic()
-    last = begin
+    last = asked = begin
     while True:
         ended, log = look()
         now = time.monotonic()
@@ -114,35 +90,25 @@ def wait_for_answer(
             say(line)
         if ended:
             raise StartFault(ended)
-        if answers(watched):
-            if not watched.ready:  # it may have written so while it was asked
-                for line in watched.update(look()[1], time.monotonic() - begin):
+        if watched.ready or now - asked >= every:
+            asked = now
+            if answers():
+                for line in watched.update(look()[1], time.monotonic() - begin):  # what it wrote while it was asked
                     say(line)
-            return time.monotonic() - begin, watched
+                return time.monotonic() - begin, watched
         if now - begin > timeout:
             raise StartFault(f"gave no answer within {timeout:.0f} s")
         time.sleep(min(LOOK_SECONDS, 0.1 + (now - begin) / 20))
 
 
-class Seldom:
-    """Asks by a costly way: once the log says that the server answers, and now and then before that."""
-
-    def __init__(self, ask: Callable[[], bool]) -> None:
-        self.ask, self.asked = ask, time.monotonic()
-
-    def __call__(self, watched: Startup) -> bool:
-        if not watched.ready and time.monotonic() - self.asked < ASK_SECONDS:
-            return False
-        self.asked = time.monotonic()
-        return self.ask()
-
-
 def load_format(argv: Sequence[str]) -> str:
     """vLLM's loader of the weights (docs/memory.md)."""
-    return flag_value(argv, LOAD_FORMAT) or "auto"
+    return flag_value(argv, "--load-format") or "auto"
 
 
 def weights_seconds(log: bytes) -> float | None:
     """What vLLM's log reports for reading weights, a draft model's included; None where it has no such line."""
-    found = [float(match) for match in LOADED.findall(log.decode(errors="replace"))]
+    found = [
+        float(match) for match in re.findall(r"Loading weights took ([\d.]+) seconds", log.decode(errors="replace"))
+    ]
     return round(sum(found), 2) if found else None

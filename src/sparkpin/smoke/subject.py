@@ -26,18 +26,11 @@ class SmokeSubject:
     client: Client
     model: str
     expect: Expectations
-    log: Callable[[], bytes]  # everything it has logged so far
+    logs: Callable[[], tuple[bytes, ...]]  # everything it has logged so far, by rank
     demands: Demands  # of its release
     argv: tuple[str, ...]  # the command that it runs
-    other_logs: Callable[[], tuple[bytes, ...]] = tuple  # of its other nodes
-    length: int = 0  # tokens that it drafts
     reference: Reference | None = None  # what a release of the stage below gave
     leaves: dict[str, Any] = field(default_factory=dict)  # file name -> JSON value, for the evidence
-
-    @property
-    def floors(self) -> tuple[float, ...]:
-        """Least share of the tokens at each position of a draft that must be accepted; () where nobody says one."""
-        return self.demands.position_floors[: self.length]
 
     @property
     def flags(self) -> Flags:
@@ -50,11 +43,12 @@ class SmokeSubject:
         return None if limit == AUTO else limit
 
     def post(self, case: Case, **more: Any) -> Reply:
-        return self.client.post(CHAT, {"model": self.model, **case.request, **more}, timeout=case.seconds)
+        path = "/v1/completions" if "prompt" in case.request else CHAT
+        return self.client.post(path, {"model": self.model, **case.request, **more}, timeout=case.seconds)
 
     def complete(self, request: dict[str, Any]) -> dict[str, Any]:
         """The answer to a prompt without a template."""
-        return json_of(self.client.post("/v1/completions", {"model": self.model, **request}))
+        return json_of(self.post(Case(request)))
 
     def chat(self, case: Case) -> Answer:
         return chat_answer(self.post(case))

@@ -49,7 +49,7 @@ class Check:
                 try:
                     return run_check(self.command, environment(release, f"http://127.0.0.1:{port}", log), log)
                 finally:
-                    log.with_name(f"{log.stem}-server.log").write_bytes(own.server.log())
+                    log.with_name(f"{log.stem}-server.log").write_bytes(own.server.logs()[0])
         except SmokeError as error:
             log.write_text(f"{error.message}\n")
             how = f"does not start: {error.message.splitlines()[0]}"

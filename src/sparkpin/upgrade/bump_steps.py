@@ -22,8 +22,9 @@ from sparkpin.releases import quality_allowance, quality_record
 from sparkpin.releases.quality_record import QualityRecord
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import uses_gpu
+from sparkpin.serve import memory_limit
 from sparkpin.smoke.inspect.run import inspect
-from sparkpin.smoke.run import run_smoke
+from sparkpin.smoke.run import own_server, run_smoke
 from sparkpin.upgrade.bisect_search import Judge, Trial
 
 FAILURES = (
@@ -101,11 +102,13 @@ class Candidate:
     def smoke_again(self, release: Release, smoked: Sequence[Release]) -> str:
         """Only what failed of those that were smoked."""
         checks = [check for one in smoked for check in (one.smoke or {}).get("checks", ()) if not check["passed"]]
-        failed = {check["name"].partition("@")[0] for check in checks}
+        failed = {check["name"] for check in checks}
         names = tuple(name for name in release.demands.checks if name in failed)
         asked = dataclasses.replace(release, demands=release.demands.model_copy(update={"checks": names}))
         checkpoint, gpus = checkpoint_of(self.paths, release), uses_gpu(self.paths, release)
-        result, _ = run_smoke(self.paths, self.engine, asked, checkpoint, gpus=gpus)
+        place = memory_limit.place_for(self.paths, self.engine, release, checkpoint, gpus=gpus)
+        serving = own_server(self.paths, asked, place, gpus=gpus)
+        result, _ = run_smoke(self.paths, self.engine, asked, serving)
         if bad := [f"{check.name}: {check.detail}" for check in result.checks if not check.passed]:
             raise SmokeError(clipped(bad[0]))
         return "passed"

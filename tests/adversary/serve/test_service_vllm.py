@@ -29,6 +29,7 @@ from kills import Victim
 from request_trials import HELLO, MODEL
 from watched import free_port, until
 
+from benchmarks.scripted_tiny.scripts import CHAT
 from sparkpin.core.files import PARTIAL
 from sparkpin.core.paths import Paths
 from sparkpin.host.containers import Container
@@ -37,7 +38,6 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import keys, service
 from sparkpin.serve.served import PROXY, name_of, status
 from sparkpin.serve.served import parts as parts_of
-from sparkpin.smoke.scripts import CHAT
 from sparkpin.smoke.server import own, prefix
 
 pytestmark = pytest.mark.slow

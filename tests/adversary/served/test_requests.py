@@ -17,8 +17,8 @@ from cpu_stages import Service
 from request_trials import CHAT, HELLO, MODEL, TRIALS, Trial, attack, text
 from sparkpin_guard import MOD
 
+from benchmarks.scripted_tiny.scripts import CHAT as ANSWER
 from sparkpin.serve.proxy import RULES
-from sparkpin.smoke.scripts import CHAT as ANSWER
 
 CONTROL = {"model": MODEL, "messages": HELLO, "max_tokens": 40, "temperature": 0}
 ORDINARY = text("ordinary", prompt="m" * 1900, max_tokens=100, ignore_eos=True)

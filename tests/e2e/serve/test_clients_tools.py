@@ -12,8 +12,8 @@ from client_samples import BARE, FULL
 from client_tools import CONTINUE, continue_reads, events, node, opencode
 from fake_vllm import Handler, TcpServer, serving
 
+from benchmarks.scripted_tiny.scripts import ANSWER, TOOL
 from sparkpin.serve.clients import CLIENTS, ServerFacts
-from sparkpin.smoke.scripts import ANSWER, TOOL
 
 pytestmark = pytest.mark.slow
 

@@ -25,6 +25,7 @@ from docker.models.containers import Container
 from two_hosts import OtherHost, other_host
 from watched import free_port, signal_processes, until
 
+from benchmarks.scripted_tiny.scripts import CHAT
 from sparkpin.core.errors import (
     BusyError,
     CheckpointError,
@@ -40,7 +41,6 @@ from sparkpin.pins.nodes import STORE_PORT
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve.ports import listeners
 from sparkpin.smoke import mods
-from sparkpin.smoke.scripts import CHAT
 from sparkpin.smoke.server import LABEL, owner
 
 pytestmark = pytest.mark.slow
@@ -181,7 +181,7 @@ def test_smoke_over_the_link(copy: Checkout, host: OtherHost, records: Releases,
     logs = [(evidence / name).read_bytes() for name in ("server.log", "server-1.log")]
     assert b"(Worker_TP0" in logs[0] and b"(Worker_TP1" in logs[1], "halves, each in a container of its own"
     for log, more in zip(logs, ({"guard": 1}, {}), strict=True):  # the first answers requests
-        reports_of_a_half([value for _, value in mods.lines(log)], more)
+        reports_of_a_half([dict(one.value) for one in mods.reports(log)], more)
     copy.done("promote", first.tag)
 
 

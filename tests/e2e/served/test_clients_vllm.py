@@ -14,11 +14,11 @@ from client_tools import claude, events, llm, opencode
 from cpu_stages import Service
 from watched import until
 
+from benchmarks.scripted_tiny.scripts import ANSWER, CHAT, TOOL, WEATHER_TOOL
 from sparkpin.host.engine import Engine
 from sparkpin.serve import crash_facts, waiting
 from sparkpin.serve.served import PROXY, Served
 from sparkpin.smoke.metrics import total
-from sparkpin.smoke.scripts import ANSWER, CHAT, TOOL, WEATHER_TOOL
 
 RECIPE, CLIENTS = "scripted-tiny", 20
 ASK = f"""

@@ -26,7 +26,7 @@ def subject(tmp_path_factory: pytest.TempPathFactory, stages: dict[str, Release]
     release = dataclasses.replace(stages["v2"], argv=paired.argv, env=paired.env, demands=paired.demands)
     own = dataclasses.replace(Paths.from_env(PROJECT), home=tmp_path_factory.mktemp("home"))
     model = build_checkpoint(own, paired.model, paired.model_lock, paired.steps)
-    with asked(own, release, model, 3) as found:
+    with asked(own, release, model) as found:
         yield found
 
 
@@ -38,7 +38,7 @@ def test_its_drafts_are_right_and_the_answers_those_of_the_model(subject: SmokeS
     for floor, holds in ((0.999, True), (1.001, False)):
         strict = subject.demands.model_copy(update={"acceptance_floor": floor})
         assert run_check("acceptance", dataclasses.replace(subject, demands=strict)).passed is holds, floor
-    log = subject.log().decode(errors="replace")
+    log = subject.logs()[0].decode(errors="replace")
     assert "model='/model/drafter'" in log
     heads = [line for line in log.splitlines() if '"mod":"int8-lm-head"' in line and '"event":"active"' in line]
     assert len(heads) == 2

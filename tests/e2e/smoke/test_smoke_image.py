@@ -17,11 +17,11 @@ from sparkpin.host.engine import Engine
 from sparkpin.pins.vllm_flags import set_flag
 from sparkpin.releases.container import ready_timeout
 from sparkpin.releases.record import Release
-from sparkpin.smoke import expectations
 from sparkpin.smoke.checks import run_check
 from sparkpin.smoke.client import Client
+from sparkpin.smoke.expectations import expectations
 from sparkpin.smoke.run import subject_of
-from sparkpin.smoke.server import started
+from sparkpin.smoke.server import Place, started
 
 pytestmark = pytest.mark.slow
 
@@ -37,16 +37,16 @@ def test_a_picture_reaches_the_model_and_a_blind_one_is_told_apart(tmp_path: Pat
     own = dataclasses.replace(paths, home=tmp_path / "home")  # its container is no leftover of ours
     model = tmp_path / "model"
     vision_model.generate(model)
+    place = Place(Engine.connect(), model, None)
     with (
-        started(own, Engine.connect(), variant, model, gpus=False, timeout=ready_timeout(model)) as server,
+        started(own, variant, place, gpus=False, timeout=ready_timeout(model)) as server,
         Client.unix(server.socket, timeout=1200) as client,
     ):
         server.wait_ready(client)
-        subject = subject_of(variant, client, server, 0)
-        asked = expectations.shape_only().image
-        assert asked
+        subject, expect = subject_of(variant, client, server), expectations("any")
+        asked = expect.cases["image"]
         case = dataclasses.replace(asked, request={**asked.request, "max_tokens": 8})
-        expect = dataclasses.replace(expectations.shape_only(), image=case)
+        expect = dataclasses.replace(expect, cases={"image": case})
         subject = dataclasses.replace(subject, expect=expect)
         words = [part for part in case.request["messages"][0]["content"] if part["type"] == "text"]
         alone = {**case.request, "messages": [{"role": "user", "content": words}]}

@@ -19,7 +19,7 @@ from sabotaged import Broken, installed, serving
 from sparkpin.build.make import checkpoint_of
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Release
-from sparkpin.smoke import drift, probes
+from sparkpin.smoke import checks, drift
 from sparkpin.smoke.demands import READERS
 
 pytestmark = pytest.mark.slow
@@ -64,7 +64,7 @@ SABOTAGES = (
     Sabotage(
         "nameless",
         ("tool-call-stream", "tool-calls-parallel"),
-        "first delta has name None",
+        "name: None is not of type",
         ("tool-call", "chat-stream"),
     ),
 )
@@ -97,7 +97,7 @@ def broken(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.mark.parametrize("sabotage", SABOTAGES, ids=lambda sabotage: sabotage.name)
 def test_a_sabotage_is_caught_by_name(sabotage: Sabotage, broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "FREED_SECONDS", 1.0)
+    monkeypatch.setattr(checks, "FREED_SECONDS", 1.0)
     broken.by(sabotage.name)
     try:
         names = sorted((*sabotage.caught, *sabotage.passes), key=lambda name: name in READERS)

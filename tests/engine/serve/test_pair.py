@@ -19,7 +19,8 @@ from sparkpin.serve import crash_facts, linked
 from sparkpin.serve.cluster import Machine
 from sparkpin.serve.linked import Part
 from sparkpin.smoke.evidence import evidence_folder, replaced
-from sparkpin.smoke.run import run_smoke
+from sparkpin.smoke.run import SmokeResult, Write, own_server, run_smoke
+from sparkpin.smoke.server import Place
 
 if TYPE_CHECKING:
     from fake_release import FakeSite  # pytest loads it itself, below
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 pytest_plugins = ["fake_release"]
 ALLOWED = {"model_readable", "tmp_writable", "home_writable"}
 FAULTS = [
-    ("worker-exit", "start", "the container of rank 1 exited with 1"),
+    ("worker-exit", "start", "of rank 1 exited with 1"),
     ("worker-without-mods", "mods", "rank 1: mod vllm-cpu is not active"),
 ]
 
@@ -100,8 +101,13 @@ def test_one_container_does_not_serve_a_release_for_two(site: FakeSite, double: 
         site.start(double, port=site.port)
 
 
+def smoked(site: FakeSite, release: Release) -> tuple[SmokeResult, Write]:
+    serving = own_server(site.paths, release, Place(site.engine, site.checkpoint, None))
+    return run_smoke(site.paths, site.engine, release, serving)
+
+
 def test_the_smoke_test_asks_all_nodes_and_keeps_the_log_of_each(site: FakeSite, double: Release) -> None:
-    result, write = run_smoke(site.paths, site.engine, double, site.checkpoint)
+    result, write = smoked(site, double)
     assert result.passed, result
     with replaced(evidence_folder(site.paths, site.release)) as folder:
         write(folder)
@@ -118,6 +124,6 @@ def test_a_fault_of_rank_1_fails_the_smoke_test(
     site: FakeSite, double: Release, fault: str, check: str, told: str
 ) -> None:
     bad = dataclasses.replace(double, env=double.env | {"FAKE_VLLM": fault})
-    result, _ = run_smoke(site.paths, site.engine, bad, site.checkpoint)
+    result, _ = smoked(site, bad)
     failed = [one for one in result.checks if not one.passed]
     assert [one.name for one in failed] == [check] and told in failed[0].detail

@@ -17,7 +17,8 @@ from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.releases.record import Release, Releases
 from sparkpin.smoke import server
 from sparkpin.smoke.evidence import evidence_folder, replaced
-from sparkpin.smoke.run import SmokeResult, run_smoke
+from sparkpin.smoke.run import SmokeResult, Write, own_server, run_smoke
+from sparkpin.smoke.server import Place
 
 if TYPE_CHECKING:
     from fake_release import FakeSite  # pytest loads it itself, below
@@ -27,13 +28,18 @@ CHECKS = ["completion", "chat", "chat-stream", "tool-call", "tool-call-stream", 
 CHECKS += ["chat-sampled", "mods"]
 
 
-def smoke(site: FakeSite, release: Release | None = None) -> tuple[SmokeResult, list[str]]:
+def smoke(site: FakeSite, release: Release | None = None, memory: int | None = None) -> tuple[SmokeResult, list[str]]:
     said = heard()
-    result, write = run_smoke(site.paths, site.engine, release or site.release, site.checkpoint)
+    result, write = served_alone(site, release or site.release, memory)
     with replaced(evidence_folder(site.paths, site.release)) as folder:
         write(folder)
     assert not left_over(site) and not list(site.paths.work.glob(f"{server.prefix(site.paths)}*"))
     return result, said
+
+
+def served_alone(site: FakeSite, release: Release, memory: int | None = None) -> tuple[SmokeResult, Write]:
+    place = Place(site.engine, site.checkpoint, memory)
+    return run_smoke(site.paths, site.engine, release, own_server(site.paths, release, place))
 
 
 def left_over(site: FakeSite, **wanted: bool) -> list[Container]:
@@ -68,26 +74,8 @@ def test_a_server_that_answers_passes_and_leaves_evidence(site: FakeSite) -> Non
     assert {name for name, may in facts.items() if may} == allowed and len(facts) == 8, "it is closed in"
 
 
-def test_each_draft_length_has_a_server_and_evidence_of_its_own(site: FakeSite) -> None:
-    argv = (*site.release.argv, "--speculative-config", '{"method":"mtp","num_speculative_tokens":2}')
-    wanted = {"checks": ("chat", "mods", "acceptance"), "acceptance_floor": 0.8, "draft_lengths": (2, 0)}
-    demands = site.release.demands.model_copy(update=wanted)
-    result, _ = smoke(site, dataclasses.replace(site.release, argv=argv, demands=demands))
-    assert result.passed, result
-    told = ["start", "chat", "mods", "acceptance", "start@0", "chat@0", "mods@0"]
-    assert [check.name for check in result.checks] == told
-    folder = evidence_folder(site.paths, site.release)
-    logs = {file.name: b"num_speculative_tokens" in file.read_bytes() for file in folder.glob("*.log")}
-    assert logs == {"server.log": True, "server-drafts-0.log": False}
-    assert [len((folder / f"exchanges{name}.jsonl").read_text().splitlines()) for name in ("", "-drafts-0")] == [3, 2]
-    dying = dataclasses.replace(site.release, argv=argv, demands=demands, env={"FAKE_VLLM": "exit"})
-    result, _ = smoke(site, dying)
-    assert [check.name for check in result.checks] == ["start"], "what does not start is not tried with other lengths"
-
-
-def test_a_server_that_wants_too_much_memory_is_ended(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server.running, "memory_limit", lambda *_, **__: 256 << 20)
-    result, _ = smoke(site, site.faulty("memory"))
+def test_a_server_that_wants_too_much_memory_is_ended(site: FakeSite) -> None:
+    result, _ = smoke(site, site.faulty("memory"), 256 << 20)
     assert "exited with 137, killed for want of memory" in result.checks[0].detail
 
 
@@ -103,6 +91,7 @@ def test_the_record_takes_the_result_and_a_later_test_replaces_the_evidence(site
     result, _ = smoke(site, site.faulty("exit"))
     failed = records.smoked(site.release.tag, result)
     assert failed.state == "failed" and "exited with 1" in failed.smoke_failures[0]
+    assert "first error: RuntimeError: no such architecture" in failed.smoke_failures[0]
     (evidence_folder(site.paths, site.release) / "old").write_text("")
     result, _ = smoke(site)
     folder = evidence_folder(site.paths, site.release)
@@ -112,7 +101,7 @@ def test_the_record_takes_the_result_and_a_later_test_replaces_the_evidence(site
 
 def test_a_run_that_is_killed_leaves_nothing_that_stays(site: FakeSite) -> None:
     child = multiprocessing.get_context("fork").Process(
-        target=run_smoke, args=(site.paths, Engine.connect(), site.faulty("silent"), site.checkpoint)
+        target=served_alone, args=(dataclasses.replace(site, engine=Engine.connect()), site.faulty("silent"))
     )
     child.start()
     while child.is_alive() and not left_over(site, all=False):

@@ -29,7 +29,7 @@ def smoke(site: FakeSite, *, key: str = "", fault: str = "") -> Release:
     release = dataclasses.replace(site.release, argv=argv, env={"FAKE_VLLM": fault} if fault else {})
     Releases(site.paths).save(release)
     serving = service.started(site.paths, site.engine, release, site.checkpoint, gpus=False)
-    return kept(site.paths, release, *run.smoke_served(site.paths, site.engine, release, serving))
+    return kept(site.paths, release, *run.run_smoke(site.paths, site.engine, release, serving))
 
 
 def standing(site: FakeSite) -> list[Served]:
@@ -69,7 +69,7 @@ def test_a_server_that_somebody_stops_is_no_fault_of_its_release(
     site: FakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "examine", lambda *_: service.stop(site.paths, site.engine, site.release.recipe))
-    monkeypatch.setattr(run.Server, "log", lambda self: b"")
+    monkeypatch.setattr(run.Server, "logs", lambda self: (b"",))
     with pytest.raises(SmokeError):
         smoke(site)
     assert Releases(site.paths).get(site.release.tag).smoke is None

@@ -14,12 +14,13 @@ from made_releases import release
 from places import PROJECT
 
 from sparkpin.cli import smoke
-from sparkpin.core.errors import InputError
+from sparkpin.core.errors import HostError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.host.containers import Container
 from sparkpin.host.machine import Gpu
 from sparkpin.releases import container as running
 from sparkpin.releases import runs_here
+from sparkpin.releases.record import Releases
 from sparkpin.serve import cluster
 from sparkpin.serve.cluster import Cluster, ClusterOptions
 from sparkpin.serve.served import Service, write
@@ -58,7 +59,7 @@ def test_each_container_gets_what_its_machine_has(
 ) -> None:
     faces = [SimpleNamespace(address=f"10.0.0.{n}", name=f"eth{n}", rdma=(f"r{n}",)) for n in (1, 2)]
     machines = [cluster.Machine(url, SimpleNamespace()) for url in KEPT.urls]  # type: ignore[arg-type]
-    checked: Any = SimpleNamespace(faces=faces, machines=machines, folders=(str(tmp_path), "/there"))
+    checked: Any = SimpleNamespace(faces=faces, machines=machines, folders=(str(tmp_path), "/there"), limits=(1, 2))
     places = [smoke.place_of(checked, rank, PAIR, tmp_path) for rank in range(2)]
     made: list[dict[str, Any]] = []
 
@@ -68,10 +69,10 @@ def test_each_container_gets_what_its_machine_has(
 
     monkeypatch.setattr(server, "container_of", container_of)
     monkeypatch.setattr(running, "cache_volume", lambda engine, release: "cache")
-    monkeypatch.setattr(running, "memory_limit", lambda *_, **__: 1 << 30)
-    with server.started(paths, machines[0].engine, PAIR, tmp_path, gpus=True, timeout=1, places=places) as found:
+    with server.started(paths, PAIR, places[0], gpus=True, timeout=1, places=places) as found:
         socket = str(found.socket.parent)
     here, other = made
+    assert [one["mem_limit"] for one in made] == [1, 2]
     assert [one["engine"] for one in made] == [machine.engine for machine in machines]
     assert {str(tmp_path), socket, "cache"} == set(here["volumes"]) and not here["place"].where
     assert {"/there", "cache"} == set(other["volumes"]) and other["place"].where
@@ -79,3 +80,25 @@ def test_each_container_gets_what_its_machine_has(
     assert [one["environment"]["NCCL_IB_HCA"] for one in made] == ["=r1", "=r2"]
     assert [one["network_mode"] for one in made] == ["host", "host"] and all(one["devices"] for one in made)
     assert "--headless" in other["command"] and "--uds" in here["command"]
+
+
+def test_a_server_that_has_no_room_beside_another_is_no_failed_test(
+    paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, records = release(1), Releases(paths)
+    records.save(one)
+    plan = SimpleNamespace(needed=1 << 60, hints=())
+    stand_ins: dict[str, Any] = {
+        "engine_of": lambda paths: None,
+        "require_consistent": lambda *_, **__: None,
+        "obstacle": lambda *_, **__: "",
+        "uses_gpu": lambda *_: False,
+        "checkpoint_of": lambda *_: tmp_path,
+        "alone": lambda *_: contextlib.nullcontext(),
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(smoke, name, stand_in)
+    monkeypatch.setattr(smoke.memory_limit, "room_for", lambda *_: smoke.memory_limit.Room(1, plan))  # type: ignore[arg-type]
+    with pytest.raises(HostError):
+        smoke.smoke_release(paths, one)
+    assert records.get(one.tag).smoke is None

@@ -13,9 +13,9 @@ from places import PROJECT
 from request_trials import CHAT, CITY, COMPLETE, HELLO, TABLE, TRIALS, Trial, chat, nested, refused_before, schema, text
 from sparkpin_guard.rows import Row, refusal
 
+from benchmarks.scripted_tiny.scripts import WEATHER_TOOL
 from sparkpin.cli.serve import GUARD, warn_unguarded
 from sparkpin.pins import manifests
-from sparkpin.smoke.scripts import WEATHER_TOOL
 
 PICTURE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 8_000_000}}]
 NAMED = {"type": "string", "pattern": r"^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$"}

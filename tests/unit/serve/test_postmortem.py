@@ -11,8 +11,8 @@ import pytest
 import yaml
 from places import DATA
 
+from sparkpin.releases.postmortem import CAUSES, Cause, Death, cause, first_error, report
 from sparkpin.serve import crash_facts
-from sparkpin.serve.postmortem import CAUSES, Cause, Death, cause, first_error, report
 
 CASES = yaml.safe_load((DATA / "crashes.yaml").read_text())
 INIT = """(EngineCore pid=170) ERROR 11-22 03:55:16 [core.py:1510] EngineCore failed to start.

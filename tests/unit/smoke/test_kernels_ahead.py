@@ -23,7 +23,7 @@ from sparkpin.pins import manifests
 from sparkpin.pins.mods import KERNELS
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Demands
-from sparkpin.smoke import kernels
+from sparkpin.smoke import kernels, mods
 from sparkpin.smoke.demands import demands_of
 from sparkpin.smoke.inspect.finding import ImageFinding
 from sparkpin.smoke.inspect.report import Result
@@ -154,8 +154,8 @@ GOOD = came(8, 8)
     ],
 )
 def test_what_the_smoke_test_finds_in_a_log(log: bytes, wanted: list[str]) -> None:
-    assert kernels.faults(log, ["a"]) == wanted
-    assert kernels.summaries(GOOD) == {"a": "8 of 8 kernels from the image"}
+    assert mods.kernel_faults(mods.reports(log), ["a"]) == wanted
+    assert mods.kernel_summaries(mods.reports(GOOD)) == {"a": "8 of 8 kernels from the image"}
 
 
 MODS = [path.name for path in sorted((PROJECT / "mods").iterdir()) if (path / "pyproject.toml").is_file()]

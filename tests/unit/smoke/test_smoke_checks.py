@@ -25,24 +25,27 @@ from sparkpin.pins.manifests import load_chain
 from sparkpin.pins.schema import Smoke
 from sparkpin.smoke import checks, demands, run
 from sparkpin.smoke.client import Client
-from sparkpin.smoke.expectations import Expectations, scripted, shape_only
+from sparkpin.smoke.expectations import Expectations, expectations, table
 from sparkpin.smoke.subject import SmokeSubject
 
 
-def log(*lines: str) -> Callable[[], bytes]:
-    return lambda: "\n".join(["INFO starting", *(f"INFO [x.py:1] SPARKPIN_MOD {line}" for line in lines), ""]).encode()
+def log(*lines: str) -> Callable[[], tuple[bytes, ...]]:
+    return lambda: (
+        "\n".join(["INFO starting", *(f"INFO [x.py:1] SPARKPIN_MOD {line}" for line in lines), ""]).encode(),
+    )
 
 
 # What an unknown model must say again is not what the scripted one says: tests/unit/smoke/test_smoke_probes.py.
 OWN_WORDS = ("unicode", "long-context", "image", *demands.READERS)
-ANY = [(name, shape_only()) for name in checks.CHECKS if name not in OWN_WORDS]
+SCRIPTED, SHAPE = expectations("scripted"), expectations("any")
+ANY = [(name, SHAPE) for name in demands.CHECKS if name not in OWN_WORDS]
 
 
 def test_every_check_has_a_name_that_a_stage_may_use() -> None:
-    assert set(checks.CHECKS) == set(demands.CHECKS)
+    assert sorted([*checks.CHECKS, *table().checks]) == sorted(demands.CHECKS)
 
 
-@pytest.mark.parametrize(("name", "expect"), [*((name, scripted()) for name in checks.CHECKS), *ANY])
+@pytest.mark.parametrize(("name", "expect"), [*((name, SCRIPTED) for name in demands.CHECKS), *ANY])
 def test_what_vllm_answered_passes(name: str, expect: Expectations, checked: Checked) -> None:
     result = checked(name, expect=expect)
     assert result.passed, result.detail
@@ -73,10 +76,10 @@ AGAIN = {
 }
 PLACE_1 = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",model_name="scripted-tiny",position="1"}} {}'
 FAULTS: list[tuple[Any, ...]] = [
-    ("tool-call-stream", text(FIRST, FIRST.replace('"get_weather"', "null")), "first delta has name None"),
-    ("tool-call-stream", text(f'"id":"{IDENTITY}","type"', '"type"'), "first delta has id None"),
+    ("tool-call-stream", text(FIRST, FIRST.replace('"get_weather"', "null")), "name: None is not of type"),
+    ("tool-call-stream", text(f'"id":"{IDENTITY}","type"', '"type"'), "'id' is a required property"),
     ("tool-call-stream", text(LATER, LATER.replace('{"arguments"', '{"name":"get_weather","arguments"')),
-     "name 'get_weather' again"),
+     "later-delta: $.function.name: 'get_weather'"),
     ("tool-call-stream", lambda reply: text(r"\", \"unit\": \"", "")(text("celsius", "")(reply)),
      "expected {'city': 'Ankara', 'unit': 'celsius'}"),
     ("tool-call-stream", text(r'"arguments":"\"}"', '"arguments":""'), "the arguments are not JSON"),
@@ -86,15 +89,15 @@ FAULTS: list[tuple[Any, ...]] = [
     ("tool-call", lambda _: RECORDED["chat"], "got 0 tool calls"),
     ("tool-call-in-reasoning",
      lambda _: text("They ask something small", "Now <tool_call><function=get_weather>")(RECORDED["chat"]),
-     "got 0 tool calls, expected 1 call; content '\\n\\nHello from Sparkpin: every part of this server works.'; "
+     "got 0 tool calls, expected 1; content '\\n\\nHello from Sparkpin: every part of this server works.'; "
      "<tool_call> stands in the reasoning"),
-    ("tool-calls-parallel", text('"index":1', '"index":0', 99), "again in a later delta", "tool-calls-parallel-stream"),
+    ("tool-calls-parallel", text('"index":1', '"index":0', 99), "later-delta: $", "tool-calls-parallel-stream"),
     ("tool-calls-parallel", one_id, "expected one for each call"),
     ("tool-calls-parallel", text("Iğdır", "Igdir"), "expected {'city': 'Iğdır', 'unit': 'fahrenheit'}"),
     ("tool-call-long", text(r"\\n\\n  </tool_call> kapanış etiketi\\n</article>", ""),
      "arguments: got {'path': 'notlar/çay.html', 'content': '<article>"),
-    ("tool-call-long", text(r"\"mode\": 420", r"\"mode\": \"420\""), "arguments: got {"),
-    ("tool-examples", text("Ankara", "Paris"), "got {'city': 'Paris'"),
+    ("tool-call-long", text(r"\"mode\": 420", r"\"mode\": \"420\""), "mode: '420' is not of type"),
+    ("tool-examples", text("Ankara", "Paris"), "{'city': 'Paris'"),
     ("unicode", text("güneşli", "guneşli"), "content differs at"),
     ("tool-call", text('"get_weather"', '"get_time"'), "got 'get_time'"),
     ("chat-stream", text("data: [DONE]\n\n", ""), "expected [DONE] once"),
@@ -108,22 +111,22 @@ FAULTS: list[tuple[Any, ...]] = [
     ("tool-answer", lambda reply: (*reply[:2], reply[2].replace("ş".encode(), b"\xc5", 1)), "not UTF-8"),
     ("chat", text(r'"content":"\n\nHello', r'"content":"They ask</think>\n\nHello'), "content differs at character 0"),
     ("chat", text("They ask", "You ask"), "reasoning differs"),
-    ("chat-sampled", text("works.", "work."), "content differs at character 53", "chat"),
+    ("chat-sampled", text("works.", "work."), "content differs at character 53", "chat-stream"),
     ("long-text", text("lighthouse", "lightship"), "content differs at character 11"),
     ("long-text", text('"completion_tokens":159', '"completion_tokens":99'), "99 tok"),
     ("completion", instead(200, JSON, b"\x00\xff OK"), "but no JSON"),
-    ("chat", instead(200, JSON, b'{"error": "out of memory"}'), "choices: got None"),
+    ("chat", instead(200, JSON, b'{"error": "out of memory"}'), "'choices' is a required"),
     ("completion", lambda kind, reply: reply if kind == "health" else (500, JSON, b"EngineCore died"),
      "status 500: 'EngineCore died'", None),
     ("completion", text(" a pinned", " an unpinned"), "differs at character 2"),
     ("acceptance", instead(200, "text/plain", b"up 1\n"), "does not draft"),
-    ("acceptance", counted("draft_tokens_total", "0.0"), "no token was drafted"),
+    ("acceptance", counted("draft_tokens_total", "0.0"), "0 drafted tokens are too few"),
     ("acceptance", counted("accepted_tokens_total", "172.0"),
      "172 of 216 drafted tokens accepted (79.6%), expected at least 0.8"),
     ("acceptance", text(PLACE_1.format("108.0"), PLACE_1.format("64.0")),
      "by position 100.0%, 59.3%, expected at least [0.8, 0.6]"),
     ("acceptance", lambda reply: (*reply[:2], reply[2] + PLACE_1.replace('"1"', '"2"').format("9.0\n").encode()),
-     "3 positions of a draft (100.0%, 100.0%, 8.3%), floors for 2"),
+     "100.0%, 100.0%, 8.3%: 3 positions, floors for 2"),
     ("acceptance", lambda reply: (*reply[:2], reply[2].replace(b" 216.0", b" 49.0")), "49 drafted tokens are too few"),
 ]  # fmt: skip
 SHAPE_FAULTS: list[tuple[Any, ...]] = [
@@ -133,16 +136,16 @@ SHAPE_FAULTS: list[tuple[Any, ...]] = [
     ("completion", text("pinned", "\ufffd"), "bytes that are no text"),
     ("long-text", instead(200, JSON, json.dumps(AGAIN).encode()), "the text repeats itself"),
     ("chat", text(r'"\n\nHello', '"Hm</think>Hello'), "</think> was left"),
-    ("tool-call", text("city", "town"), "lack ['city']"),
-    ("tool-call", text("unit", "scale"), "unknown names ['scale']"),
-    ("tool-call", text("celsius", "kelvin"), "argument unit: got 'kelvin', expected one of ['celsius', 'fahrenheit']"),
+    ("tool-call", text("city", "town"), "'city' is a required property"),
+    ("tool-call", text("unit", "scale"), "Additional properties are not allowed ('scale'"),
+    ("tool-call", text("celsius", "kelvin"), "unit: 'kelvin' is not one of"),
     ("tool-calls-parallel", text("İzmir", "Izmir"), "expected 'İzmir' in one"),
-    ("tool-call-long", text(r"\"mode\": 420", r"\"mode\": true"), "argument mode: got True, expected integer"),
+    ("tool-call-long", text(r"\"mode\": 420", r"\"mode\": true"), "mode: True is not of type"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("row", "expect"), [*((row, scripted()) for row in FAULTS), *((row, shape_only()) for row in SHAPE_FAULTS)]
+    ("row", "expect"), [*((row, SCRIPTED) for row in FAULTS), *((row, SHAPE) for row in SHAPE_FAULTS)]
 )
 def test_a_check_fails_on_its_fault(row: tuple[Any, ...], expect: Expectations, checked: Checked) -> None:
     """A row: the check, what is changed, the reason that it gives, and of which request it is changed: None: any."""
@@ -175,7 +178,7 @@ CAME = '{"mod":"int8-lm-head","event":"kernels","total":8,"image":%d,"cached":0,
 def test_the_mods_check_reads_what_each_mod_says(
     lines: list[str], kernels: tuple[str, ...], detail: str, checked: Checked
 ) -> None:
-    result = checked("mods", log=log(*lines), kernels=kernels)
+    result = checked("mods", logs=log(*lines), kernels=kernels)
     assert result.passed == (not detail) and detail in result.detail, result
 
 
@@ -185,7 +188,7 @@ def test_each_rank_of_several_has_compared_itself(nodes: int, lacks: int | None,
     logs = [log(CPU, HEAD, *([] if rank == lacks else [says("modkit", "agreed")])) for rank in range(nodes)]
     with subject(socket) as target:
         argv = (*target.argv, "--nnodes", str(nodes))
-        asked = dataclasses.replace(target, log=logs[0], other_logs=lambda: tuple(one() for one in logs[1:]), argv=argv)
+        asked = dataclasses.replace(target, logs=lambda: tuple(one()[0] for one in logs), argv=argv)
         assert checks.run_check("mods", asked).passed is passed
 
 
@@ -196,7 +199,7 @@ def test_of_several_ranks_the_first_answers_requests_and_has_the_guard(first: bo
     with subject(socket) as target:
         demands = target.demands.model_copy(update={"mods": (*target.demands.mods, "guard")})
         argv = (*target.argv, "--nnodes", "2")
-        asked = dataclasses.replace(target, log=own, other_logs=lambda: (other(),), argv=argv, demands=demands)
+        asked = dataclasses.replace(target, logs=lambda: own() + other(), argv=argv, demands=demands)
         assert checks.run_check("mods", asked).passed is passed
 
 
@@ -308,11 +311,20 @@ def test_a_check_that_takes_long_says_that_it_runs(socket: Path, monkeypatch: py
         time.sleep(0.1)
         return checks.CheckResult(name, True, "", 0.1)
 
-    server: Any = SimpleNamespace(wait_ready=lambda client: None, ready_seconds=1.0, exit_reason=lambda: None)
+    server: Any = SimpleNamespace(exit_reason=lambda: None)
     monkeypatch.setattr(run, "QUIET_SECONDS", 0.02)
     monkeypatch.setattr(run, "run_check", slow)
     lines = heard()
     with subject(socket) as target:
         demands = target.demands.model_copy(update={"checks": ("chat",)})
-        run.examine(server, dataclasses.replace(target, demands=demands), run.ServerEvidence([]))
+        run.examine(server, dataclasses.replace(target, demands=demands), run.ServerEvidence())
     assert len([line for line in lines if "chat" in line]) > 1
+
+
+def test_what_could_not_be_asked_is_one_line_by_reason(checked: Checked) -> None:
+    names = [name for name in demands.CHECKS if name.startswith("tool-")]
+    results = [checked(name, expect=expectations("led")) for name in (*names, "image", "chat")]
+    assert not any(result.applicable for result in results[: len(names)])
+    line = run.skipped_line(results)
+    assert "\n" not in line and line.count("calls no tools") == 1 and f"{len(names)} tool checks" in line
+    assert run.skipped_line([result for result in results if result.applicable]) == ""

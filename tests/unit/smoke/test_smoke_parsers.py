@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sparkpin.smoke import metrics
-from sparkpin.smoke.answers import RequestSpeed, speed_of
-from sparkpin.smoke.replies import Exchange
-from sparkpin.smoke.sse import BadStream, parse_chunks, parse_events
+from sparkpin.smoke.answers import speed_of
+from sparkpin.smoke.replies import BadStream, Exchange, parse_chunks, parse_events
 
 
 @pytest.mark.parametrize(
@@ -67,14 +66,15 @@ def test_the_speed_of_a_test_s_own_requests() -> None:
     """Of whole streamed answers alone."""
 
     def asked(tokens: int, first: float | None, seconds: float, **more: object) -> Exchange:
-        body = b'data: {"choices": []}\n\ndata: {"choices": [], "usage": {"completion_tokens": %d}}\n\n' % tokens
-        known = {"request": {"stream": True}, "status": 200, "body": body + b"data: [DONE]\n\n", **more}
-        return Exchange("POST", "/v1/chat/completions", content_type="", seconds=seconds, first=first, **known)  # type: ignore[arg-type]
+        delta = b'data: {"choices": [{"delta": {"role": "assistant", "content": "a"}}]}\n\n'
+        usage = b'data: {"choices": [], "usage": {"completion_tokens": %d, "prompt_tokens": 9}}\n\n' % tokens
+        body, kind = delta + usage + b"data: [DONE]\n\n", "text/event-stream"
+        known = {"request": {}, "status": 200, "body": body, "content_type": kind, "first": first, **more}
+        return Exchange("POST", "/v1/chat/completions", seconds=seconds, **known)  # type: ignore[arg-type]
 
     whole = [asked(11, 0.1, 0.6), asked(21, 0.3, 0.8), asked(31, 0.2, 1.2)]
     others = [
-        asked(1000, 0.1, 0.2, request={"stream": False}),
-        asked(1000, 0.1, 0.2, request=None),
+        asked(1000, 0.1, 0.2, content_type="application/json"),
         asked(1000, 0.1, 0.2, status=400),
         asked(1000, 0.1, 0.2, fault="broken off by the test"),
         asked(1000, 0.1, 0.2, body=b"data: 1"),
@@ -82,5 +82,5 @@ def test_the_speed_of_a_test_s_own_requests() -> None:
         asked(1, 0.1, 0.2),
         asked(0, 0.1, 0.2, body=b"data: [DONE]\n\n"),
     ]
-    assert speed_of([*whole, *others]) == RequestSpeed(first_token=0.2, tokens_a_second=30.0)
+    assert speed_of([*whole, *others]) == {"first_token": 0.2, "tokens_a_second": 30.0}
     assert speed_of(others) is None

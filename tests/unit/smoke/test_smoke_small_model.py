@@ -16,8 +16,11 @@ from sparkpin.core.errors import ManifestError
 from sparkpin.pins.manifests import load_chain, load_model, load_recipe, load_stack
 from sparkpin.pins.schema import ModelSmoke
 from sparkpin.smoke.demands import demands_of
-from sparkpin.smoke.expectations import TURKISH, WORDS, expectations_of, led_on
+from sparkpin.smoke.expectations import expectations, expectations_of
 
+LED = expectations("led")
+TURKISH = LED.cases["unicode"].holds[0]
+WORDS = expectations("any").recall(64)[0].holds
 GARBLED = "the of, a\n in to the and of the"
 ROWS = json.loads(RECORDED["drift"][2])["choices"][0]["prompt_logprobs"]
 
@@ -50,8 +53,8 @@ def test_what_is_led_on_says_what_it_must(
     name: str, kind: str, right: Callable[[Reply], Reply], wrong: Callable[[Reply], Reply], checked: Checked
 ) -> None:
     fault = (lambda change: lambda asked, reply: change(reply)) if name == "long-text" else (lambda c: only(kind, c))
-    assert (result := checked(name, fault(right), expect=led_on())).passed, result
-    assert not checked(name, fault(wrong), expect=led_on()).passed
+    assert (result := checked(name, fault(right), expect=LED)).passed, result
+    assert not checked(name, fault(wrong), expect=LED).passed
 
 
 @pytest.mark.parametrize(("nats", "passed"), [(3.4, True), (3.6, False)])
@@ -64,7 +67,7 @@ def test_its_english_is_measured(nats: float, passed: bool, checked: Checked) ->
 
 def test_no_tool_is_asked_of_it(checked: Checked) -> None:
     asked: list[str] = []
-    result = checked("tool-call", lambda kind, reply: asked.append(kind) or reply, expect=led_on())
+    result = checked("tool-call", lambda kind, reply: asked.append(kind) or reply, expect=LED)
     assert (result.applicable, asked) == (False, [])
 
 

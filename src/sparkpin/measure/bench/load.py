@@ -19,8 +19,9 @@ from sparkpin.measure.bench.plan import SLACK, BenchPlan, Step
 from sparkpin.measure.bench.target import BenchTarget
 from sparkpin.pins.vllm_flags import MODEL_PATH, served_name
 from sparkpin.releases import container as running
+from sparkpin.releases import postmortem
 from sparkpin.releases.record import Release
-from sparkpin.serve import crash_facts, launch, postmortem, socket_port
+from sparkpin.serve import crash_facts, launch, socket_port
 from sparkpin.serve.launch import FOLDER, SOCKETS
 from sparkpin.smoke.server import LABEL, owner
 

@@ -43,7 +43,7 @@ def measure(paths: Paths, engine: Engine, release: Release, corpus: Corpus) -> Q
         say(f"{release.tag}: measured before")
         return known
     with own_server(paths, engine, release, KEPT) as own:
-        found = asked_all(subject_of(own.release, own.client, own.server, 0), corpus)
+        found = asked_all(subject_of(own.release, own.client, own.server), corpus)
         own.require_alive()  # else what it was asked after its end would be kept as wrong answers
         measured.keep(folder, found)
     return found
@@ -79,7 +79,7 @@ def read(subject: SmokeSubject, corpus: Corpus, notes: list[str]) -> tuple[Readi
 
 def questions(subject: SmokeSubject, corpus: Corpus, notes: list[str]) -> tuple[SkillAnswer, ...]:
     """The scripted model knows its own questions alone."""
-    known = subject.expect.chat.exact
+    known = subject.expect.cases["chat"].exact
     tools = skills.tool_questions(subject, () if known else corpus.questions, quick=corpus.quick)
     found = []
     for number, (name, case, ask) in enumerate(tools, start=1):

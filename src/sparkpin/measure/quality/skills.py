@@ -9,12 +9,10 @@ from dataclasses import replace
 
 from sparkpin.measure.quality.measured import SkillAnswer
 from sparkpin.measure.quality.texts import Question
-from sparkpin.smoke.answers import Answer, Wrong
-from sparkpin.smoke.expectations import ROOMY, Case, Expectations, said
-from sparkpin.smoke.judging import judge
-from sparkpin.smoke.probes import STEPS, longest_prompt
-from sparkpin.smoke.replies import Fault
-from sparkpin.smoke.sse import BadStream
+from sparkpin.smoke.answers import Answer, Wrong, judge
+from sparkpin.smoke.checks import STEPS, longest_prompt
+from sparkpin.smoke.expectations import Case, Expectations, said, table
+from sparkpin.smoke.replies import BadStream, Fault
 from sparkpin.smoke.subject import SmokeSubject
 
 TOOL_CALLS = "tool calls"
@@ -25,11 +23,11 @@ LEAST_ROOM = 256  # tokens of a prompt in which finding something says anything
 
 def of_the_smoke_test(expect: Expectations) -> tuple[tuple[str, Case], ...]:
     return (
-        ("one call", expect.tool_call),
-        ("two calls", expect.tool_calls),
-        ("long arguments", expect.tool_call_long),
-        ("while it thinks", expect.tool_call_inside),
-        ("examples above", expect.tool_examples),
+        ("one call", expect.cases["tool-call"]),
+        ("two calls", expect.cases["tool-calls-parallel"]),
+        ("long arguments", expect.cases["tool-call-long"]),
+        ("while it thinks", expect.cases["tool-call-in-reasoning"]),
+        ("examples above", expect.cases["tool-examples"]),
     )
 
 
@@ -37,7 +35,7 @@ def digest(expect: Expectations) -> str:
     """SHA-256 of what is asked of a model beside the questions of `texts/`: answers to others are not comparable."""
     cases = [*(case for _, case in of_the_smoke_test(expect)), *expect.recall(STEPS[0])]
     told = [[case.request, case.calls, case.holds, case.content] for case in cases]
-    return hashlib.sha256(json.dumps([told, STEPS, ROOMY], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([told, STEPS, table().requests["roomy"]], sort_keys=True).encode()).hexdigest()
 
 
 def tool_questions(
@@ -55,7 +53,7 @@ def tool_questions(
         if not quick:
             found.append((name, fitted(subject, case), subject.chat))
     for one in questions:
-        request = said(one.ask) | {"tools": list(one.tools), "tool_choice": "auto"} | ROOMY
+        request = said(one.ask) | {"tools": list(one.tools), "tool_choice": "auto"} | table().requests["roomy"]
         case = Case(request, calls=tuple((name, None) for name in one.calls) or None, holds=one.holds)
         name = one.ask if len(one.ask) <= LONGEST_NAME else f"{one.ask[: LONGEST_NAME - 3]}..."
         found.append((name, fitted(subject, case), streamed))

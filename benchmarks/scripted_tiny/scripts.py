@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from sparkpin.smoke.expectations import table
+
 THINK_CLOSED = "</think>\n\n"
-DATA: dict[str, Any] = json.loads(resources.files(__package__).joinpath("scripts.json").read_bytes())
+DATA: dict[str, Any] = json.loads(resources.files("sparkpin.smoke").joinpath("scripts.json").read_bytes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +59,9 @@ class Script:
 MODES: tuple[Script, ...] = tuple(map(Script.read, DATA["modes"]))
 """The scripts that a chat template can choose. Their order fixes token ids: append, do not reorder."""
 CHAT, TOOL, LONG, ANSWER, CALLS, WRITE, INSIDE = MODES
+WEATHER_TOOL: dict[str, Any] = table().requests["weather"]["tools"][0]
 COMPLETION = Script.read(DATA["completion"])
-COMPLETION_PROMPT: str = DATA["completion_prompt"]
-"""Any prompt whose last token is in no script is continued so; "m" and ":" are such tokens."""
-WEATHER_TOOL: dict[str, Any] = DATA["weather_tool"]
-FILE_TOOL: dict[str, Any] = DATA["file_tool"]
+"""It continues any prompt whose last token is in no script; "m" and ":" are such tokens."""
 
 
 def trigger(mode: str, *, direct: bool = False) -> str:
