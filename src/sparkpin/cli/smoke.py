@@ -37,9 +37,8 @@ def smoke(
     tag: Annotated[str | None, "release to smoke (default: each that is built and not yet smoked)"] = None,
     *,
     recipe: Annotated[str | None, "smoke the releases of this recipe only (default: every recipe)"] = None,
-    load: Annotated[bool, "also load the libraries and plugins of what is only inspected, emulated if need be"] = False,
-    inspect: Annotated[bool, "run nothing: what of TAG, a release, image or folder, would fail on its GPU"] = False,
-    sm: Annotated[int | None, "GPU for --inspect, such as 121 (default: the one of the image's stack)"] = None,
+    inspect: Annotated[bool, "run no server: what of TAG's image would fail on its GPU; no record changes"] = False,
+    sm: Annotated[int | None, "GPU for --inspect, such as 121 (default: the one of the release's stack)"] = None,
     json: Json = False,
     kernels: Annotated[bool, "run no server: compare TAG's GPU kernels with their specification"] = False,
     nodes: Machines = None,
@@ -53,23 +52,23 @@ def smoke(
     """
     asked = ClusterOptions(nodes, link, shared_link)
     if inspect or kernels or sm or json:
-        if not tag or recipe or load or asked != ClusterOptions() or inspect == kernels or (kernels and (sm or json)):
+        if not tag or recipe or asked != ClusterOptions() or inspect == kernels or (kernels and (sm or json)):
             cause = "--kernels, or --inspect with --sm and --json, goes with TAG and with no other option"
             raise InputError(cause, next_step="invoke smoke --help")
         if inspect:
-            inspect_image(paths, tag, sm=sm, as_json=json)
+            inspect_image(paths, Releases(paths).get(tag), sm=sm, as_json=json)
         else:
             show(gpu_kernels.compare(paths, engine_of(paths), Releases(paths).get(tag)))
         return
-    wanted = [Releases(paths).get(tag, recipe)] if tag else waiting_of(paths, recipe, load=load)
+    wanted = [Releases(paths).get(tag, recipe)] if tag else waiting_of(paths, recipe)
     if not wanted:
         show("nothing to smoke: no release with an image waits for its test (invoke smoke TAG repeats one)")
         return
     machines = {one.tag: cluster_of(paths, one, asked) for one in wanted}  # a wrong option ends it before any test
-    report(paths, smoke_releases(paths, wanted, load=load, machines=machines))
+    report(paths, smoke_releases(paths, wanted, machines=machines))
 
 
-def waiting_of(paths: Paths, recipe: str | None, *, load: bool) -> list[Release]:
+def waiting_of(paths: Paths, recipe: str | None) -> list[Release]:
     """Those that a test here could tell more of, and whose image the engine has: each after the stage below it, which
     it is compared with."""
     engine, records = engine_of(paths), Releases(paths)
@@ -77,26 +76,23 @@ def waiting_of(paths: Paths, recipe: str | None, *, load: bool) -> list[Release]
         manifests.load_recipe(paths.project, recipe)  # an unknown one is a mistake
     known = [one for one in records.all() if recipe in (None, one.recipe) and one.state in ("built", "inspected")]
     known.sort(key=lambda one: len(one.diff_ids))
-    return [one for one in known if engine.image(one.tag) and owes(paths, engine, one, load=load)]
+    return [one for one in known if engine.image(one.tag) and owes(paths, engine, one)]
 
 
 def smoke_releases(
-    paths: Paths, wanted: Sequence[Release], *, load: bool = False, machines: Mapping[str, Cluster | None] = {}
+    paths: Paths, wanted: Sequence[Release], *, machines: Mapping[str, Cluster | None] = {}
 ) -> tuple[Release, ...]:
-    """One after the other. load, machines: as of `smoke_release`, the machines by tag."""
+    """One after the other. machines: as of `smoke_release`, by tag."""
     for number, release in enumerate(wanted, start=1):
         say(f"smoke test {number} of {len(wanted)}: {release.tag}")
-        smoke_release(paths, release, load=load, machines=machines.get(release.tag))
+        smoke_release(paths, release, machines=machines.get(release.tag))
     return tuple(Releases(paths).get(release.tag) for release in wanted)
 
 
-def smoke_release(
-    paths: Paths, release: Release, *, load: bool = False, machines: Cluster | None = None, stays: bool = False
-) -> None:
-    """By a server where one can run here, else by an inspection, with the libraries loaded if `load`. The record keeps
-    what came of it. machines: of a release for several, where it is not for this one alone. stays: by a server as
-    `serve` starts it, which goes on."""
-    from sparkpin.smoke.inspected import run_inspection
+def smoke_release(paths: Paths, release: Release, *, machines: Cluster | None = None, stays: bool = False) -> None:
+    """By a server where one can run here, else by an inspection. The record keeps what came of it. machines: of a
+    release for several, where it is not for this one alone. stays: by a server as `serve` starts it, which goes on."""
+    from sparkpin.smoke.inspect.record import run_inspection
     from sparkpin.smoke.run import own_server, run_smoke  # slow to import, as all that asks a server
 
     engine = engine_of(paths)
@@ -105,7 +101,7 @@ def smoke_release(
         if release.smoke_passed:
             cause = f"{release.tag} has passed its smoke test, and here it can only be inspected: {why}"
             raise InputError(cause, next_step=f"invoke smoke {release.tag} --inspect, which changes no record")
-        kept(paths, release, *run_inspection(paths, engine, release, why, load=load))
+        kept(paths, release, *run_inspection(paths, engine, release, why))
         return
     gpus, checkpoint = uses_gpu(paths, release), checkpoint_of(paths, release)
     if stays:
@@ -121,17 +117,16 @@ def smoke_release(
     kept(paths, release, *done)
 
 
-def inspect_image(paths: Paths, subject: str, *, sm: int | None, as_json: bool) -> None:
-    """Examine a release, another image of the engine, or a folder, without running it and with no record changed.
-    InspectionError where it fails. sm: None for what the image's stack names."""
+def inspect_image(paths: Paths, release: Release, *, sm: int | None, as_json: bool) -> None:
+    """Examine a release's image, with no record changed. InspectionError where it fails. sm: None for what the
+    release's stack names."""
     if sm not in (None, *KNOWN):
         raise InputError(f"--sm: got {sm}, expected a GPU's compute capability", next_step="--sm 121: a DGX Spark's")
-    result = inspecting.inspect(paths, None if Path(subject).is_dir() else engine_of(paths), subject, sm=sm)
+    result = inspecting.inspect(paths, engine_of(paths), release, sm=sm)
     if as_json:
         show_json(result.as_json())
     else:
         inspection.show(result)
-        show(result.verdict)
     if result.errors:
         raise InspectionError(f"{result.subject} {result.verdict}", next_step=result.errors[0].next_step)
 

@@ -170,7 +170,7 @@ def smoke_chain(paths: Paths, made: Sequence[Release], standing: contextlib.Exit
     release becomes current. standing: gets what stops it otherwise.
     """
     engine, end = engine_of(paths), made[-1]
-    waiting = [one for one in made if one.smoke_failed or owes(paths, engine, one, load=False)]
+    waiting = [one for one in made if one.smoke_failed or owes(paths, engine, one)]
     is_first = not (Releases(paths).current_tag(end.recipe) or running_release(paths, engine, end.recipe))
     stays = serve and is_first and end in waiting and nodes_of(end.argv) == 1
     smoke_releases(paths, waiting[:-1] if stays else waiting)

@@ -75,11 +75,6 @@ def is_compared(release: Release) -> bool:
     return all(check.get("applicable", True) for check in checks if check["name"] == "drift")
 
 
-def owes(paths: Paths, engine: Engine, release: Release, *, load: bool) -> bool:
+def owes(paths: Paths, engine: Engine, release: Release) -> bool:
     """Whether a smoke test here could tell more of a release that has not failed than its record does."""
-    if release.smoke is None:
-        return True
-    if not release.smoke_inspected:
-        return False
-    wants_load = load and not release.smoke.get("loaded")
-    return wants_load or not obstacle(paths, engine, release)
+    return release.smoke is None or (release.smoke_inspected and not obstacle(paths, engine, release))

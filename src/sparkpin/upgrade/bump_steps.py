@@ -81,7 +81,7 @@ class Candidate:
 
     def inspect(self, release: Release, *, keep: bool) -> str:
         """InspectionError for a fault that the current release does not have."""
-        results = [inspect(self.paths, self.engine, one.tag, sm=None) for one in (self.current, release)]
+        results = [inspect(self.paths, self.engine, one) for one in (self.current, release)]
         known = {(row.rule, row.subject, row.what) for row in results[0].errors}
         if more := [row for row in results[1].errors if (row.rule, row.subject, row.what) not in known]:
             raise InspectionError(clipped("; ".join(f"{row.subject}: {row.text}" for row in more)))

@@ -85,7 +85,7 @@ def chain(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cha
     stand_ins: dict[str, Any] = {
         "engine_of": lambda paths: None,
         "carry_out": lambda plan, take: tuple(found.now),
-        "owes": lambda paths, engine, release, load: release.smoke is None,
+        "owes": lambda paths, engine, release: release.smoke is None,
         "smoke_releases": found.smoke_releases,
         "smoke_release": found.smoke_release,
         "running_release": lambda paths, engine, recipe: found.running,

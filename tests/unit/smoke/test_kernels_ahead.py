@@ -1,17 +1,15 @@
-"""Kernels that are compiled when an image is built: what the Dockerfile does, what inspection and smoke test demand."""
+"""Kernels that are compiled when an image is built: what the Dockerfile does, what the smoke test demands."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from checkout import PROJECT
-from elf_samples import Elf, facts_of, put
 from made_releases import release
 
 from sparkpin.build import render
@@ -25,14 +23,6 @@ from sparkpin.releases import container as running
 from sparkpin.releases.record import Demands
 from sparkpin.smoke import kernels, mods
 from sparkpin.smoke.demands import demands_of
-from sparkpin.smoke.inspect.finding import ImageFinding
-from sparkpin.smoke.inspect.report import Result
-from sparkpin.smoke.inspect.rules import findings
-from sparkpin.smoke.inspect.scan import ImageFacts
-
-FOLDER = "opt/sparkpin/kernels/int8-lm-head"
-SITE = "opt/vllm/lib/python3.11/site-packages"
-CUBIN = b"\x7fELF of a GPU, which nothing here reads"
 
 
 def rendered(project: Path, stack: str, stage: str) -> render.RenderedImage:
@@ -66,60 +56,6 @@ def test_kernels_belong_to_a_stage_that_has_a_parent() -> None:
     with pytest.raises(ManifestError) as caught:
         render.render(PROJECT, stack, lock, early, None)
     assert caught.value.key == "mods" and "int8-lm-head" in str(caught.value.got)
-
-
-def image(folder: Path, cubins: Sequence[bytes], listed: int, built_with: str = "3.8.0") -> ImageFacts:
-    """With Triton 3.8.0 and the INT8 head, whose list has that many kernels; without a list for none."""
-    files: dict[str, bytes | Elf | str] = {
-        f"{SITE}/sparkpin_int8_lm_head-0.1.0.dist-info/METADATA": "Name: sparkpin-int8-lm-head\nVersion: 0.1.0\n",
-        f"{SITE}/sparkpin_int8_lm_head-0.1.0.dist-info/entry_points.txt": (
-            "[sparkpin.kernels]\nint8-lm-head = sparkpin_int8_lm_head.ahead:warm_up\n"
-        ),
-        f"{SITE}/triton-3.8.0.dist-info/METADATA": "Name: triton\nVersion: 3.8.0\n",
-        **{f"{FOLDER}/KEY{number}/head.cubin": content for number, content in enumerate(cubins)},
-    }
-    if listed:
-        record = {"mod": "int8-lm-head", "sm": "12.1", "triton": built_with, "kernels": [{}] * listed}
-        files[f"{FOLDER}/kernels.json"] = json.dumps(record)
-    return facts_of(put(folder, files))
-
-
-def of_kernels(facts: ImageFacts, sm: int | None = 121) -> list[ImageFinding]:
-    return [one for one in findings(facts, sm=sm, platform="linux/arm64") if one.rule in ("kernels", "gpu")]
-
-
-def test_inspection_tells_what_was_compiled_for_what(tmp_path: Path) -> None:
-    facts = image(tmp_path, [CUBIN, CUBIN], 2)
-    (note,) = of_kernels(facts)
-    assert (note.severity, note.subject) == ("note", "int8-lm-head")
-    assert of_kernels(facts, None) == []
-    told = Result("image", "linux/arm64", 121, facts, []).as_json()["kernels"]
-    assert told == [{"mod": "int8-lm-head", "there": 2, "listed": 2, "sm": "12.1", "triton": "3.8.0"}]
-
-
-@pytest.mark.parametrize(
-    ("cubins", "listed", "sm", "there"),
-    [
-        ([], 0, 121, "0 of 0"),
-        ([CUBIN], 2, 121, "1 of 2"),
-        ([CUBIN] * 3, 2, 121, "3 of 2"),
-        ([CUBIN], 1, 90, "1 of 1"),
-    ],
-)
-def test_an_image_that_would_compile_is_refused(
-    tmp_path: Path, cubins: list[bytes], listed: int, sm: int, there: str
-) -> None:
-    (one,) = of_kernels(image(tmp_path, cubins, listed), sm)
-    assert (one.severity, one.subject, one.what) == ("error", "int8-lm-head", there)
-    assert ("gpu.sm is 9.0" in one.next_step) == (sm == 90)
-
-
-def test_kernels_by_another_triton_and_a_list_that_is_none(tmp_path: Path) -> None:
-    (one,) = of_kernels(image(tmp_path, [CUBIN], 1, built_with="3.6.0"))
-    assert one.severity == "error" and "3.6.0" in one.text
-    (tmp_path / FOLDER / "kernels.json").write_text('{"kernels": 3}')
-    (one,) = of_kernels(facts_of(tmp_path))
-    assert one.severity == "error" and "unlisted" in one.text
 
 
 def test_the_smoke_test_of_a_gpus_stack_asks_where_they_came_from() -> None:
@@ -233,7 +169,7 @@ def test_what_else_may_come_of_it(
     assert log.decode().splitlines()[-1].split(":")[-1] in str(caught.value)
 
 
-@pytest.mark.parametrize("options", [{}, {"tag": "v2", "inspect": True}, {"tag": "v2", "load": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"tag": "v2", "inspect": True}, {"tag": "v2", "recipe": "tiny"}], ids=str)
 def test_kernels_are_of_one_release_and_nothing_else_is_done(options: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         smoke(Paths.from_env(), kernels=True, **options)

@@ -29,12 +29,10 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle_of
 from sparkpin.serve import memory_limit, service
 from sparkpin.smoke import evidence
-from sparkpin.smoke.inspect.finding import ImageFinding
+from sparkpin.smoke.inspect.facts import ImageFacts, ImageFinding
+from sparkpin.smoke.inspect.record import InspectedResult, result_of
 from sparkpin.smoke.inspect.report import Result
-from sparkpin.smoke.inspect.scan import ImageFacts
-from sparkpin.smoke.inspected import InspectedResult, result_of
-from sparkpin.smoke.load.rows import LoadRow
-from sparkpin.smoke.load.run import Loaded, run_load
+from sparkpin.smoke.inspect.run import inspect
 
 WHY = "stack spark is for linux/arm64, and this engine's machine is linux/amd64"
 GPU = "stack spark is for a GPU of compute capability 12.1; here:"
@@ -42,24 +40,15 @@ BROKEN = ImageFinding(
     "error", "torch", "opt/vllm/_C.so", "vLLM is built for CUDA 12, but torch is built without CUDA", "..."
 )
 GB10, H100 = Gpu("NVIDIA GB10", "12.1", "580.95"), Gpu("NVIDIA H100", "9.0", "580.95")
-GOOD_ROWS = (
-    LoadRow("library", "/opt/site-packages/vllm/_C.so", "ok"),
-    LoadRow("plugin", "head", "refused", "wants CUDA"),
-)
 
 
-def examined(*found: ImageFinding) -> Result:
-    return Result("sparkpin/tiny:v2", "linux/arm64", 121, ImageFacts({}, {}), found)
+def examined(*found: ImageFinding, emulated: bool = False) -> Result:
+    return Result("sparkpin/tiny:v2", "linux/arm64", 121, ImageFacts(()), found, seconds=4.0, emulated=emulated)
 
 
-def loaded(*rows: LoadRow, emulated: bool = True) -> Loaded:
-    return Loaded(rows or GOOD_ROWS, b"", 500.0, emulated, 12)
-
-
-INSPECTED = result_of(examined(), None, WHY, 4.0)
-EMULATED = result_of(examined(), loaded(), WHY, 504.0)
-FAILED = result_of(examined(BROKEN), None, WHY, 4.0)
-UNLOADED = result_of(examined(), loaded(*GOOD_ROWS, LoadRow("library", "/x/site-packages/vllm/m.so", "failed")), WHY, 5)
+INSPECTED = result_of(examined(), WHY)
+EMULATED = result_of(examined(emulated=True), WHY)
+FAILED = result_of(examined(BROKEN), WHY)
 PASSED: dict[str, Any] = {"passed": True, "seconds": 20.0, "checks": []}
 SERVER_FAILED = {"passed": False, "checks": [{"name": "start", "passed": False, "detail": "exited with 1"}]}
 
@@ -135,7 +124,7 @@ def test_the_gpus_of_this_machine_are_not_those_of_an_engine_elsewhere(
         "the engine runs on spark-2, and a server is given folders of this machine"
     )
     for start in (
-        lambda: run_load(records.paths, far_engine, spark, ImageFacts({}, {}), "linux/arm64"),
+        lambda: inspect(records.paths, far_engine, spark),
         lambda: service.start(records.paths, far_engine, spark, made_checkpoint(tmp_path / "checkpoint"), gpus=True),
     ):
         with pytest.raises(HostError, match="the engine runs on spark-2") as caught:
@@ -147,9 +136,8 @@ def test_the_gpus_of_this_machine_are_not_those_of_an_engine_elsewhere(
     ("results", "state", "text"),
     [
         ([INSPECTED], "inspected", "inspected"),
-        ([EMULATED], "inspected", "inspected, emulated load"),
+        ([EMULATED], "inspected", "inspected, emulated"),
         ([FAILED], "failed", "inspection failed: torch"),
-        ([UNLOADED], "failed", "inspection failed: library vllm/m.so"),
         ([FAILED, INSPECTED], "inspected", "inspected"),
         ([SERVER_FAILED, INSPECTED], "inspected", "inspected"),
         ([EMULATED, PASSED], "passed", "passed in 20 s"),
@@ -209,23 +197,22 @@ def test_record_and_evidence_are_of_one_test(records: Releases) -> None:
 
 
 @pytest.mark.parametrize(
-    ("result", "load", "runs_here", "owed"),
+    ("result", "runs_here", "owed"),
     [
-        (None, False, False, True),
-        (INSPECTED, False, False, False),
-        (INSPECTED, True, False, True),
-        (EMULATED, True, False, False),
-        (PASSED, True, True, False),
-        (SERVER_FAILED, True, True, False),
+        (None, False, True),
+        (INSPECTED, False, False),
+        (INSPECTED, True, True),
+        (PASSED, True, False),
+        (SERVER_FAILED, True, False),
     ],
 )
 def test_which_releases_wait_for_a_smoke_test(
-    records: Releases, monkeypatch: pytest.MonkeyPatch, result: Any, load: bool, runs_here: bool, owed: bool
+    records: Releases, monkeypatch: pytest.MonkeyPatch, result: Any, runs_here: bool, owed: bool
 ) -> None:
     made = kept(records, *([result] if result else []))
     monkeypatch.setattr(evidence, "obstacle", lambda *_: "" if runs_here else WHY)
     engine: Any = None  # the machine is a fault that cannot be made otherwise
-    assert evidence.owes(records.paths, engine, made, load=load) == owed
+    assert evidence.owes(records.paths, engine, made) == owed
 
 
 @pytest.mark.parametrize("gpus", [True, False])

@@ -1,1 +1,1 @@
-"""What can be said of an image without running it and without a GPU: docs/inspection.md."""
+"""What can be said of an image where no server of it can run: docs/inspection.md."""

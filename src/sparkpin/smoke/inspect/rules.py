@@ -1,109 +1,175 @@
-"""All findings of an image. Pure: from what `scan` gathered, nothing is read."""
+"""All findings of an image. Pure: from the facts, nothing is read."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
-from packaging.version import InvalidVersion, Version
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
+from sparkpin.core.terminal import printable
 from sparkpin.smoke.inspect.allowed import ALLOWED
-from sparkpin.smoke.inspect.elf import AARCH64, MACHINES, X86_64
-from sparkpin.smoke.inspect.finding import ORDER, RULES, ImageFinding, settle
+from sparkpin.smoke.inspect.facts import ORDER, RULES, ImageFacts, ImageFinding, Step, reason
 from sparkpin.smoke.inspect.gpu import gpu_findings, kernel_findings
-from sparkpin.smoke.inspect.linking import Linker, some
-from sparkpin.smoke.inspect.packages import InstalledPackage
-from sparkpin.smoke.inspect.scan import ImageFacts
 
-PLATFORMS = {"linux/amd64": X86_64, "linux/arm64": AARCH64}
 RUNTIME = "cuda-runtime"
 # Packages whose major and minor version are those of the CUDA release that they belong to.
 TOOLKIT = ("cuda-nvcc", "cuda-crt", "cuda-cccl", "nvvm", "nvjitlink", "cuda-nvrtc", RUNTIME)
 # CUDA's major version -> the oldest Linux driver that runs it: CUDA Toolkit release notes, table 2 "CUDA Toolkit and
 # Minimum Required Driver Version for CUDA Minor Version Compatibility" (450, 525, 580), the first of each branch.
 DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
+SHOWN = 4
+ONE_RELEASE = "take builds of one release: this library was built against another one of those it needs"
+# What the loader says of a library -> the rule, and what to do; the group is what exactly it lacks.
+CAUSES = {
+    r"(\S+): cannot open shared object file": (
+        "needed", "put the package that has it into the stack's pins, or leave out what needs it"
+    ),
+    r"version `([^']+)' not found": ("versions", "take a build for an older system, or a newer Debian suite"),
+    r"undefined symbol: ([^\s,]+)": ("symbols", ONE_RELEASE),
+    r"symbol ([^\s,]+),? version \S+ not defined": ("symbols", ONE_RELEASE),
+}  # fmt: skip
+KEPT_OUT = re.compile(r"\S+ \S+ (?:requires|has requirement) ([A-Za-z0-9._-]+)")  # of pip check
 
 
-def findings(facts: ImageFacts, *, sm: int | None, platform: str, mods: Sequence[str] = ()) -> list[ImageFinding]:
-    """The most severe first. sm: the GPU (121), None for an image without. mods: distributions that must be there."""
-    names = {package.name for package in facts.packages}
-    allowed = [entry for entry in ALLOWED if not entry.package or entry.package in names]
+@dataclass(frozen=True)
+class Wanted:
+    """What the image is compared with. platform: that it is for; sm: the GPU (121), None for an image without; mods:
+    those that must register; accepted: distribution -> why it is left out, or has another version than others ask
+    for."""
+
+    platform: str
+    sm: int | None = None
+    mods: Collection[str] = ()
+    accepted: Mapping[str, str] = field(default_factory=dict)
+
+
+def findings(facts: ImageFacts, wanted: Wanted, platform: str) -> list[ImageFinding]:
+    """The most severe first. platform: the image's."""
+    step = "build the stack for this platform"
+    other = ImageFinding("error", "files", "/", f"the image is for {platform}, its stack for {wanted.platform}", step)
     found = [
-        *file_findings(facts, platform),
-        *(gpu_findings(facts, sm) if sm else ()),
-        *(kernel_findings(facts, sm) if sm else ()),
-        *Linker(facts, allowed).findings(),
-        *server_findings(facts, sm),
-        *(cuda_findings(facts) if sm else ()),
-        *package_findings(facts),
-        *plugin_findings(facts, mods),
+        *([other] if platform != wanted.platform else []),
+        *step_findings(facts, wanted),
+        *(ImageFinding("error", "plugins", mod, "is switched off by the release's environment") for mod in facts.off),
+        *library_findings(facts),
+        *package_findings(facts, wanted.accepted),
+        *(cuda_findings(facts, wanted.sm) if wanted.sm else ()),
+        *(gpu_findings(facts, wanted.sm) if wanted.sm else ()),
+        *(kernel_findings(facts, wanted.sm) if wanted.sm else ()),
     ]
-    settled = [settle(one, allowed) for one in found]
+    settled = [settle(one) for one in found]
     return sorted(settled, key=lambda one: (ORDER.index(one.severity), RULES.index(one.rule)))
 
 
-def file_findings(facts: ImageFacts, platform: str) -> Iterator[ImageFinding]:
-    """Files that cannot be read, or are for another machine; nothing to examine at all."""
-    if not facts.libraries and not facts.broken:
-        step = "give the folder that has usr/ and opt/ in it, or the tag of an image"
-        yield ImageFinding("error", "files", "/", "no library and no program is in it", step)
-    for path, text in facts.broken.items():
-        yield ImageFinding("error", "files", path, text, "fetch its package again, or leave it out of the stack")
-    wanted = PLATFORMS[platform]
-    others = [one for one in facts.libraries.values() if one.machine in MACHINES and one.machine != wanted]
-    if others:
-        names = some(f"{one.path} ({MACHINES[one.machine]})" for one in others)
-        yield ImageFinding("warning", "files", others[0].path, f"not for {platform}: {names}", what="machine")
-    if facts.libraries and len(others) == sum(one.machine in MACHINES for one in facts.libraries.values()):
-        text = f"no library or program in it is for {platform}"
-        step = "build the stack for this platform"
-        yield ImageFinding("error", "files", others[0].path if others else "/", text, step, what=platform)
+def settle(finding: ImageFinding) -> ImageFinding:
+    """A finding as it stands, or as allowed with the reason. The image wrote parts of it: nothing that a terminal would
+    obey gets through."""
+    finding = replace(finding, subject=printable(finding.subject), text=printable(finding.text))
+    why = finding.why or reason(ALLOWED, finding)
+    return replace(finding, severity="allowed", why=why, next_step="") if why else finding
 
 
-def server_findings(facts: ImageFacts, sm: int | None) -> Iterator[ImageFinding]:
-    """What is examined has to be able to serve: vLLM and PyTorch, and for a GPU a PyTorch with CUDA."""
-    step = "give a release, or its image, or the folder that has its whole root file system"
-    lacks = [name for name, there in (("vLLM", facts.package("vllm")), ("PyTorch", facts.torch)) if not there]
-    if lacks and facts.libraries:
-        yield ImageFinding("error", "packages", "/", f"no {' and no '.join(lacks)} in it: it serves nothing", step)
-    mismatch = list(torch_findings(facts))
-    yield from mismatch
-    if sm and not mismatch and facts.torch and not facts.torch.cuda:
-        text = f"PyTorch {facts.torch.version} is built without CUDA: it runs nothing on sm_{sm}"
-        step = "take an image of a stack with a GPU, or leave --sm out"
-        yield ImageFinding("error", "torch", facts.torch.path, text, step)
+def step_findings(facts: ImageFacts, wanted: Wanted) -> Iterator[ImageFinding]:
+    """What failed but for libraries, and what was not reached."""
+    last = facts.steps[-1] if facts.steps else Step("run", "start", "begin")
+    if last.kind != "end":
+        where = f"{last.kind} {last.name}" if last.state == "begin" else f"what follows {last.kind} {last.name}"
+        yield ImageFinding("error", "run", where, f"the process {facts.ending}; all after it was not reached")
+    for row in facts.steps:
+        rule = {"plugin": "plugins", "fact": "torch" if row.name == "torch" else "fact"}.get(row.kind, row.kind)
+        if row.state == "refused" and row.kind in ("plugin", "platform"):
+            yield ImageFinding("note", rule, row.name, f"refused without a GPU: {row.detail}")
+        elif row.state not in ("begin", "ok") and row.kind != "library":
+            yield ImageFinding("error", rule, row.name, str(row.detail), "the whole log: load.log of the evidence")
+    registered = {row.name for row in facts.of("plugin")}
+    for mod in sorted(set(wanted.mods) - registered if last.kind == "end" else ()):
+        text = "the release has this mod, but no entry point of the image names it"
+        yield ImageFinding("error", "plugins", mod, text, "build the image again: invoke build")
+    for row in facts.of("platform"):
+        if wanted.sm and "CpuPlatform" in str(row.detail):
+            text = f"vLLM is built for a CPU: {row.detail}"
+            yield ImageFinding("error", "platform", "vllm", text, "pin a build of vLLM with CUDA")
 
 
-def torch_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
-    """vLLM's libraries and PyTorch have to be built for the same CUDA, or both for none."""
-    vllm, torch = facts.package("vllm"), facts.torch
-    own = [one for one in facts.libraries.values() if re.search(r"(^|/)vllm/[^/]+\.so$", one.path)]
-    if not vllm or not torch or not own:
-        return
-    wanted = {  # CUDA's major version, "" where the name has none -> who needs it
-        match[1] or "": f"{library.path} needs {name}"
-        for library in own
-        for name in library.needed
-        if (match := re.fullmatch(r"libcudart\.so\.(\d+)(?:\..*)?|libc10_cuda\.so|libtorch_cuda\.so", name))
-    }
-    others = wanted.keys() - {"", torch.cuda.partition(".")[0]}
-    if bool(wanted) == bool(torch.cuda) and not others:
-        return
-    other = min(others, default="")
-    mine = f"for CUDA {other} ({wanted[other]})" if wanted else "without CUDA"
-    text = f"vLLM {vllm.version} is built {mine}, torch {torch.version} for CUDA {torch.cuda or None} ({torch.path})"
-    step = "pin torch and vLLM wheels that are built for one CUDA release, or both for none"
-    yield ImageFinding("error", "torch", f"vllm {vllm.version}", text, step)
+def library_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
+    """Libraries that do not load. One that does not load alone passes if it came with another that does: NVPL's LAPACK
+    takes either of two BLAS that way."""
+    rows = facts.of("library")
+    fit = {family(row.name) for row in rows if row.state == "ok"}
+    linked = {path for row in rows if row.state == "ok" for path in row.detail}
+    foreign = [f"{row.name} ({row.detail})" for row in rows if row.state == "foreign"]
+    if foreign:
+        text = f"for another machine: {', '.join(foreign[:SHOWN])}{', ...' if foreign[SHOWN:] else ''}"
+        yield ImageFinding("warning", "files", foreign[0].partition(" ")[0], text, what="machine")
+    for row in rows:
+        of_vllm = "-packages/vllm/" in row.name
+        if row.state == "ok":
+            yield from two_runtimes(facts, row) if of_vllm else ()
+        elif (
+            row.state != "foreign" and row.name not in linked and (row.state != "unfit" or family(row.name) not in fit)
+        ):
+            yield unloaded(row, of_vllm)
 
 
-def toolkit(facts: ImageFacts) -> list[tuple[str, InstalledPackage]]:
-    """Parts of CUDA's toolkit with their packages."""
-    found = []
-    for package in facts.packages:
-        part = re.sub(r"-cu\d+$", "", package.name.removeprefix("nvidia-"))
-        if package.name.startswith("nvidia-") and part in TOOLKIT:
-            found.append((part, package))
-    return found
+def unloaded(row: Step, of_vllm: bool) -> ImageFinding:
+    """of_vllm: of vLLM's, which has to load."""
+    if row.state in ("crashed", "unfit") and not of_vllm:
+        text = f"{row.detail}, which may be for want of a GPU or of another CPU"
+        return ImageFinding("warning", "load", row.name, text, what=row.state)
+    for pattern, (rule, step) in CAUSES.items():
+        if (match := re.search(pattern, row.detail)) and match[1] != row.name:
+            return ImageFinding("error", rule, row.name, row.detail, step, what=match[1])
+    rule = "files" if row.state == "failed" else "load"
+    step = "fetch its package again, or leave it out of the stack"
+    return ImageFinding("error", rule, row.name, row.detail, step, what=row.state)
+
+
+def family(library: str) -> str:
+    """The same for libraries of which vLLM takes the one for the CPU: _C, _C_AVX2, _C_AVX512."""
+    return re.sub(r"_AVX[0-9A-Z_]*(?=\.[^/]*$)", "", library)
+
+
+def two_runtimes(facts: ImageFacts, row: Step) -> Iterator[ImageFinding]:
+    """vLLM's libraries and PyTorch have to be built for the same CUDA, or both for none (then they do not load)."""
+    torch = (facts.fact("torch") or {}).get("cuda", "")
+    majors = set(re.findall(r"libcudart(?:-\w+)?\.so\.(\d+)", " ".join(row.detail)))
+    for other in sorted(majors - {torch.partition(".")[0]}):
+        text = f"is built for CUDA {other}, torch for CUDA {torch or None}"
+        step = "pin torch and vLLM wheels that are built for one CUDA release, or both for none"
+        yield ImageFinding("error", "torch", row.name, text, step, what=other)
+
+
+def package_findings(facts: ImageFacts, accepted: Mapping[str, str]) -> Iterator[ImageFinding]:
+    """What is examined has to be able to serve; one version of a distribution lies in a folder that Python imports
+    from; what each requires is there."""
+    lacks = [name for name in ("vllm", "torch") if not facts.version(name)]
+    if lacks and facts.fact("packages") is not None:
+        text = f"no {' and no '.join(lacks)} in it: it serves nothing"
+        yield ImageFinding("error", "packages", "/", text, "build the image again: invoke build")
+    for site, name in sorted({(one["site"], one["name"]) for one in facts.packages}):
+        versions = [one["version"] for one in facts.packages if (one["site"], one["name"]) == (site, name)]
+        if len(versions) > 1:
+            text = f"{len(versions)} times in {site}: versions {', '.join(versions)}"
+            step = "lock the stack again: one wheel of a name"
+            yield ImageFinding("error", "packages", name, text, step, what=", ".join(sorted(versions)))
+    for line in facts.fact("pip") or ():
+        match = KEPT_OUT.match(line)
+        name, what = (canonicalize_name(match[1]), "requirement") if match else (line.split()[0], "platform")
+        step = "add it to the stack's pins, or say in `exclude` why not"
+        yield ImageFinding("error", "packages", name, line, step, what=what, why=accepted.get(name, ""))
+
+
+def toolkit(facts: ImageFacts) -> dict[str, str]:
+    """Parts of CUDA's toolkit: package -> version."""
+    named = {one["name"]: one["version"] for one in facts.packages if one["name"].startswith("nvidia-")}
+    return {name: version for name, version in named.items() if part_of(name) in TOOLKIT}
+
+
+def part_of(package: str) -> str:
+    return re.sub(r"-cu\d+$", "", package.removeprefix("nvidia-"))
 
 
 def release(version: str) -> str:
@@ -111,66 +177,28 @@ def release(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def cuda_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
-    """Compiler, headers and runtime of one CUDA release: code that is compiled at run time meets all of them."""
-    parts = [package for _, package in toolkit(facts)]
-    if len({release(package.version) for package in parts}) > 1:
-        listed = ", ".join(f"{package.name} {package.version}" for package in parts)
-        step = f"constrain them to {cuda_release(facts) or release(parts[0].version)}.* in the stack's pins"
+def cuda_findings(facts: ImageFacts, sm: int) -> Iterator[ImageFinding]:
+    """PyTorch has CUDA. Compiler, headers and runtime are of one release: code that is compiled at run time meets all
+    of them."""
+    torch, parts = facts.fact("torch"), toolkit(facts)
+    if torch and not torch["cuda"]:
+        text = f"PyTorch {torch['version']} is built without CUDA: it runs nothing on sm_{sm}"
+        yield ImageFinding("error", "torch", "torch", text, "take an image of a stack with a GPU, or leave --sm out")
+    if len({release(version) for version in parts.values()}) > 1:
+        listed = ", ".join(f"{name} {version}" for name, version in parts.items())
+        step = f"constrain them to {cuda_release(facts) or '13.0'}.* in the stack's pins"
         yield ImageFinding("error", "cuda", "CUDA toolkit", f"of several CUDA releases: {listed}", step)
 
 
 def cuda_release(facts: ImageFacts) -> str:
     """The CUDA release whose runtime the image has, the newest of several; "" where it has none."""
-    runtimes = [package.version for part, package in toolkit(facts) if part == RUNTIME]
+    runtimes = [version for name, version in toolkit(facts).items() if part_of(name) == RUNTIME]
     if runtimes:
         return release(max(runtimes, key=Version))
-    return facts.torch.cuda if facts.torch else ""
+    return str((facts.fact("torch") or {}).get("cuda", ""))
 
 
 def minimum_driver(facts: ImageFacts) -> str:
     """The oldest driver that runs the image; "" where that is not known."""
     major = cuda_release(facts).partition(".")[0]
     return DRIVERS.get(int(major), "") if major.isdecimal() else ""
-
-
-def package_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
-    """One version of a distribution in a folder that Python imports from."""
-    for site, name in sorted({(package.site, package.name) for package in facts.packages}):
-        versions = [one.version for one in facts.packages if (one.site, one.name) == (site, name)]
-        if len(versions) > 1:
-            text = f"{len(versions)} times in /{site}: versions {', '.join(versions)}"
-            step = "lock the stack again: one wheel of a name"
-            yield ImageFinding("error", "packages", name, text, step, what=", ".join(versions))
-
-
-def plugin_findings(facts: ImageFacts, mods: Sequence[str]) -> Iterator[ImageFinding]:
-    """Our mods are there, and made for the vLLM that is there."""
-    vllm = facts.package("vllm")
-    for name in mods:
-        if facts.package(name) is None:
-            text = "the stage has this mod, the image does not"
-            yield ImageFinding("error", "plugins", name, text, "build the image again: invoke build")
-    for package in (package for package in facts.packages if package.plugins):
-        what = f"{', '.join(package.plugins)} {package.version}"
-        if not package.accepts and package.name in mods:
-            text = f"{what} does not say which vLLM it is made for"
-            step = "name the releases in its TOUCHES, as a literal"
-            yield ImageFinding("warning", "plugins", package.name, text, step)
-        elif package.accepts and vllm and not any(same_release(vllm.version, version) for version in package.accepts):
-            text = f"{what} is made for vLLM {', '.join(package.accepts)}, the image has {vllm.version}"
-            patched = vllm.version.partition("+")[0].rpartition(".")[0]
-            if patched in {version.rpartition(".")[0] for version in package.accepts}:
-                step = "smoke test it: the mod starts only if this patch release left what it replaces as it was"
-                yield ImageFinding("warning", "plugins", package.name, text, step)
-            else:
-                step = "take a version of the mod that is made for this vLLM, or adapt it and add the version"
-                yield ImageFinding("error", "plugins", package.name, text, step)
-
-
-def same_release(seen: str, accepted: str) -> bool:
-    """Whether a version is the release that a mod names; its local part ("+cpu") does not count."""
-    try:
-        return Version(seen.partition("+")[0]) == Version(accepted)
-    except InvalidVersion:
-        return seen == accepted

@@ -1,118 +1,140 @@
-"""An inspection: what is examined, for which GPU and platform, and compared with which pins."""
+"""The image in a container: closed in as a smoke test's, for a limited time, emulated for an image of another CPU."""
 
 from __future__ import annotations
 
-import contextlib
+import importlib.util
+import json
+import shutil
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from sparkpin.core.errors import EngineError, InputError, SparkpinError
-from sparkpin.core.locks import saving_folder
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from sparkpin.core.errors import HostError
 from sparkpin.core.paths import Paths
-from sparkpin.core.progress import progress
-from sparkpin.core.terminal import say
-from sparkpin.host.engine import Engine
-from sparkpin.pins import manifests
-from sparkpin.pins.mods import read_mod
-from sparkpin.releases.kept_inputs import project_of
-from sparkpin.releases.record import Releases
+from sparkpin.core.terminal import printable, say
+from sparkpin.host.containers import Container
+from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.releases import container as running
+from sparkpin.releases.record import Release
+from sparkpin.releases.runs_here import stack_of
+from sparkpin.smoke.inspect import inside
+from sparkpin.smoke.inspect.facts import ImageFacts, read_steps
 from sparkpin.smoke.inspect.report import Result
-from sparkpin.smoke.inspect.rules import PLATFORMS, findings
-from sparkpin.smoke.inspect.scan import ImageFacts, scan
-from sparkpin.smoke.inspect.tree import FoundPath, in_archive, in_folder
+from sparkpin.smoke.inspect.rules import Wanted, findings
+from sparkpin.smoke.server import alone, container_of, private_folder
 
-STACK, STAGE = "sparkpin.stack", "sparkpin.stage"  # labels
+LIMIT_SECONDS = 30 * 60.0
+MEMORY = 12 * running.GIB
+FOLDER = "/run/sparkpin"
+CPUS = "/sys/devices/system/cpu"
+# In place of the host's under emulation: PyTorch for aarch64 crashes on an x86-64 machine's (xbyak_aarch64 wants the
+# number, cpuinfo the lists). The number is that of a Cortex-X925, the larger core of a Spark.
+EMULATED_CPU = {
+    "cpu0/regs/identification/midr_el1": "0x00000000410fd851\n",
+    "cpu1/regs/identification/midr_el1": "0x00000000410fd851\n",
+    **dict.fromkeys(("online", "possible", "present"), "0-1\n"),
+}
+ASKED = {
+    "kernels": "/opt/sparkpin/kernels",
+    "imports": ("vllm", "vllm._custom_ops"),
+    "plugins": "vllm.general_plugins",
+}
 
 
-@dataclass(frozen=True)
-class Opened:
-    files: Iterator[FoundPath]  # each may be read until the next one is asked for
-    platform: str = ""  # "linux/arm64"; "" where nothing names it
-    stack: str = ""
-    stage: str = ""
+def inspect(
+    paths: Paths, engine: Engine, release: Release, *, sm: int | None = None, limit: float = LIMIT_SECONDS
+) -> Result:
+    """Examine a release's image and load its libraries and plugins, without a GPU. No record changes.
 
+    sm: 121; None for what the stack says. limit: seconds.
 
-def inspect(paths: Paths, engine: Engine | None, subject: str, *, sm: int | None) -> Result:
-    """Examine a release, another image of the engine, or a folder, for which engine is None.
-
-    sm: 121; None for what the stack says.
+    Raises HostError where this machine cannot run the image's programs or the engine is on another; EngineError,
+    IntegrityError as the smoke test does.
     """
-    with contextlib.ExitStack() as stack:
-        if engine is None:
-            opened, then = Opened(in_folder(Path(subject))), paths
-        else:
-            subject = ref_of(paths, engine, subject)
-            opened = stack.enter_context(open_image(paths, engine, subject))
-            then = stack.enter_context(pins_of(paths, subject))
-        facts = scan(opened.files)
-        platform = opened.platform or platform_of(facts)
-        if platform not in PLATFORMS:
-            raise InputError(f"{subject} is for {platform}", next_step=f"an image for {' or '.join(PLATFORMS)}")
-        gpu, mods = demands_of(then, opened)
-        gpu = sm or gpu
-    return Result(subject, platform, gpu, facts, findings(facts, sm=gpu, platform=platform, mods=mods))
+    running.require_here(engine)
+    running.require_image(engine, release)
+    info, stack = engine.image(release.tag), stack_of(paths, release)
+    assert info
+    platform = f"{info.os}/{info.architecture}"
+    if stack and stack.gpu and not sm:
+        sm = int(stack.gpu.sm.replace(".", ""))
+    emulated = platform != engine.platform
+    how = f"under emulation of {platform}" if emulated else "natively"
+    say(f"{release.tag}: its libraries and plugins are loaded {how}, at most {limit / 60:.0f} minutes")
+    begin = time.monotonic()
+    log, ending = run(paths, engine, release, json.dumps(ASKED | {"gpu": bool(sm)}), platform, emulated, limit)
+    facts = ImageFacts.read(log, ending)
+    if not facts.steps and b"exec format error" in log:
+        raise HostError(
+            f"this machine runs no programs for {platform}, also not under emulation",
+            next_step=f"invoke doctor --stack {release.stack} --fix",
+        )
+    accepted = dict(stack.python.exclude) if stack else {}
+    accepted |= {Requirement(name).name: why for name, why in (stack.python.overrides.items() if stack else ())}
+    accepted = {canonicalize_name(name): why for name, why in accepted.items()}
+    wanted = Wanted(stack.platform if stack else platform, sm, release.demands.mods, accepted)
+    seconds = round(time.monotonic() - begin, 1)
+    return Result(release.tag, platform, sm, facts, findings(facts, wanted, platform), log, seconds, emulated)
 
 
-@contextlib.contextmanager
-def open_image(paths: Paths, engine: Engine, ref: str) -> Iterator[Opened]:
-    """An image of the engine, which exports its files from a container that never runs."""
-    info = engine.image(ref)
-    if info is None:
-        raise InputError(f"the engine has no image {ref}", next_step="invoke images")
-    say("the engine exports the files")
-    with saving_folder(paths) as work, progress(info.size) as came, engine.exported(ref, came) as archive:
-        files = in_archive(archive, work)
-        platform = f"{info.os}/{info.architecture}"
-        yield Opened(files, platform, info.labels.get(STACK, ""), info.labels.get(STAGE, ""))
+def run(
+    paths: Paths, engine: Engine, release: Release, asked: str, platform: str, emulated: bool, limit: float
+) -> tuple[bytes, str]:
+    """All that the container wrote, and how it ended."""
+    with alone(paths, engine):
+        settings: dict[str, Any] = running.apart(running.sandbox(release.env, memory=MEMORY))
+        home = f"rw,nosuid,nodev,size={running.GIB},uid={running.UID},gid={running.UID}"
+        settings["tmpfs"] |= {running.HOME: home}  # what is written without a server serves nobody
+        settings |= {"entrypoint": ["python"], "command": [f"{FOLDER}/inside.py", asked], "platform": platform}
+        with (
+            mounted(paths, emulated) as volumes,
+            container_of(paths, engine, release, "inspect", volumes=volumes, **settings) as container,
+        ):
+            ending = watch(container, limit)
+            with engine_errors():
+                return running.log_of(container), ending
 
 
-def ref_of(paths: Paths, engine: Engine, subject: str) -> str:
-    """The tag of a release, however it is shortened, otherwise what the engine knows by that name."""
-    try:
-        tag = Releases(paths).get(subject).tag
-    except InputError as error:
-        with contextlib.suppress(EngineError):  # what can be no image's name
-            if engine.image(subject):
-                return subject
-        raise InputError(
-            f"{error.message}; nor is there such a folder, or such an image", next_step=error.next_step
-        ) from None
-    if engine.image(tag) is None:
-        raise InputError(f"the engine has no image {tag}", next_step=f"invoke reproduce {tag} --keep")
-    return tag
+@contextmanager
+def mounted(paths: Paths, emulated: bool) -> Iterator[dict[str, dict[str, str]]]:
+    """The script, with pip beside it."""
+    with private_folder(paths) as folder:
+        (folder / "script").mkdir()
+        shutil.copy(inside.__file__, folder / "script")
+        pip = importlib.util.find_spec("pip")
+        assert pip and pip.origin
+        shutil.copytree(Path(pip.origin).parent, folder / "script/pip")
+        for name, text in EMULATED_CPU.items():
+            (folder / "cpu" / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / "cpu" / name).write_text(text)
+        for path in folder.rglob("*"):
+            path.chmod(0o755)
+        places = {"script": FOLDER} | ({"cpu": CPUS} if emulated else {})
+        yield {str(folder / name): {"bind": place, "mode": "ro"} for name, place in places.items()}
 
 
-@contextlib.contextmanager
-def pins_of(paths: Paths, subject: str) -> Iterator[Paths]:
-    """With the project as it was when a release was made, for its stage may have other mods today."""
-    project = paths.project
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(InputError):  # no release: today's
-            release = Releases(paths).get(subject)
-            try:
-                project = stack.enter_context(project_of(paths, release))
-            except SparkpinError as error:
-                say(f"note: compared with today's pins, not its own: {error.message}")
-        yield replace(paths, project=project)
-
-
-def platform_of(facts: ImageFacts) -> str:
-    """That of most libraries."""
-    machines = [library.machine for library in facts.libraries.values()]
-    return max(PLATFORMS, key=lambda name: machines.count(PLATFORMS[name]))
-
-
-def demands_of(paths: Paths, opened: Opened) -> tuple[int | None, list[str]]:
-    """The GPU that the image's stack is for, and the distributions of the mods that its stack and stage name."""
-    if not opened.stack:
-        return None, []
-    try:
-        stack = manifests.load_stack(paths.project, opened.stack)
-        chain = manifests.load_chain(paths.project, opened.stage) if opened.stage else ()
-        names = [*stack.mods, *(mod for stage in chain for mod in stage.mods)] if chain else []
-        sm = int(stack.gpu.sm.replace(".", "")) if stack.gpu else None
-        return sm, [read_mod(paths.project, name).distribution for name in names]
-    except SparkpinError as error:  # a stack of another project
-        say(f"note: its GPU and its mods are not known here, so neither is judged: {error.message}")
-        return None, []
+def watch(container: Container, limit: float) -> str:
+    """Tell of each step as it ends, of libraries only vLLM's and those that do not load, until all have or the time is
+    over. How the process ended, in words."""
+    begin, count = time.monotonic(), 0
+    while True:
+        with engine_errors():
+            reason = running.exit_reason(container)
+            rows = read_steps(running.log_of(container))
+        for row in rows[count:]:
+            is_quiet = row.kind == "library" and row.state == "ok" and "-packages/vllm/" not in row.name
+            if row.state != "begin" and row.kind != "end" and not is_quiet:
+                say(f"  {printable(row.text)}")
+        count = len(rows)
+        if reason or (rows and rows[-1].kind == "end"):  # a large process takes long to leave
+            return reason or "is done"
+        if time.monotonic() - begin > limit:
+            with engine_errors():
+                container.kill()
+            return f"was ended after {limit:g} s, the time that it may take"
+        time.sleep(1)
