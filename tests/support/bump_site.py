@@ -31,8 +31,8 @@ from sparkpin.cli import upgrade as task
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import stack as lock_module
 from sparkpin.fetch.stack import lock_stack
-from sparkpin.measure.bench.ratios import ALL, ratio
 from sparkpin.measure.bench.record import Comparison, Conditions
+from sparkpin.measure.bench.run import ALL, ratio
 from sparkpin.pins.schema import LockedDeb
 from sparkpin.releases import quality_record as quality
 from sparkpin.releases.kept_inputs import project_of
@@ -205,9 +205,9 @@ def fake_engine(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         factor = 0.8 if site.turned(after, "speed") else 1.0
         noisy = [10.0, 10.4, 9.7, 10.1]
         slowed = [one * factor * n for one, n in zip(noisy, (1.02, 0.99, 1.0, 0.985), strict=True)]
-        known = Conditions(release="", image="", host=HOST, vllm="", tool="", argv=(), env={}, server="started")
+        known = Conditions(release="", image="", host=HOST, vllm="", argv=(), env={}, server="started")
         rows = (ratio(ALL, "decode_rate", noisy, slowed),)
-        return Comparison(time="", a=known, b=known, order="ABBA", restarted=False, ratios=rows, interval="")
+        return Comparison(timestamp="", a=known, b=known, order="ABBA", ratios=rows)
 
     def promote(tag: str) -> None:
         records = site.records

@@ -76,24 +76,25 @@ def compared(paths: Paths, release: Release, reference: Release) -> None:
 
 
 def benched(paths: Paths, release: Release, rate: float, tokens: int = 64, day: int = 3) -> None:
-    spread, step = bench.Spread(p50=0.02, p95=0.05), bench.Spread(p50=0.013, p95=0.031)
+    ttft, decode, prefill = (bench.Metric.of([one]) for one in (20.0, rate, 800.0))
     cells = [
         bench.CellResult(
-            cell=bench.Cell(name=name, kind=kind, prompt="text" if kind == "prompt" else "", output_tokens=tokens,
-                            input_tokens=0 if kind == "prompt" else 128, concurrency=users),
-            seconds=2.0, completed=1, failed=0, prompt_tokens=20, output_tokens=64, parts=30, output_rate=rate * users,
-            decode_rate=rate, ttft=spread, token=step, prefill_rate=800.0, drafted=60, accepted=45,
+            name=name, kind=kind, response_size=tokens, prompt_size=20 if kind == "prompt" else 128, concurrency=users,
+            seconds=64 / (rate * users), completed=1, failed=0, output_tokens=64, later_parts=30, later_tokens=61,
+            pp_throughput=prefill, pp_req_throughput=prefill, tg_throughput=decode, tg_req_throughput=decode,
+            ttfr=ttft, e2e_ttft=ttft, drafted=60, accepted=45,
         )
         for name, kind, users in (("Math", "prompt", 1), ("128 x1", "sweep", 1), ("128 x4", "sweep", 4))
     ]  # fmt: skip
     conditions = bench.Conditions(
-        release=release.tag, image=release.image, host=HOST, vllm="0.32.0", tool="vllm bench serve 0.32.0",
-        argv=release.argv, env={}, server="started",
+        release=release.tag, image=release.image, host=HOST, vllm="0.32.0", argv=release.argv,
+        env={}, server="started",
     )  # fmt: skip
     made = bench.BenchRecord(
-        time=f"2026-01-{day:02}T02:00:00Z", conditions=conditions, cells=tuple(cells),
-        start=bench.Start(seconds=30.0, began={}), memory=bench.PeakMemory(container=1 << 30, gpu=None),
-        ceiling=bench.Ceiling(bandwidth=273e9, context=100, accepted=0.75, rate=100.0, fraction=rate / 100),
+        timestamp=f"2026-01-{day:02}T02:00:00Z", model="tiny", max_concurrency=4,
+        conditions=conditions, benchmarks=tuple(cells),
+        start_seconds=30.0, memory=1 << 30,
+        ceiling=100.0,
     )  # fmt: skip
     bench.keep(paths, release, made)
 

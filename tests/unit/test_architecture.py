@@ -18,7 +18,6 @@ NEARBY = {
     "host/engine.py",  # the same; it names what the SDK lets through
     "smoke/client.py",  # the server that is asked, at a Unix socket or 127.0.0.1
     "releases/inside.py",  # is copied into a container and runs there: the server in it
-    "measure/bench/driver.py",  # the same
 }
 ONLY = {  # library -> rooms and files that may import it
     "docker": {"host"},

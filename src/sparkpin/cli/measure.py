@@ -3,41 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import json as jsons
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from sparkpin.build.consistent import require_consistent
-from sparkpin.build.make import checkpoint_of
 from sparkpin.build.record import records_of as build_records
 from sparkpin.cli.notes import require_runnable
 from sparkpin.cli.tasks import Json, KnownRecipe, task
-from sparkpin.core import terminal
 from sparkpin.core.errors import InputError, QualityError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show, show_json
-from sparkpin.host import machine
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.host.fingerprint import read_fingerprint
-from sparkpin.measure.bench import compare as comparing
 from sparkpin.measure.bench import record, text
 from sparkpin.measure.bench import run as running
-from sparkpin.measure.bench.plan import BenchPlan, Limits, cells_of
-from sparkpin.measure.bench.target import BenchSubject
+from sparkpin.measure.bench.plan import common
 from sparkpin.measure.quality import asking, compare, run, texts
 from sparkpin.measure.quality.report import report
 from sparkpin.measure.quality.texts import Corpus
-from sparkpin.memory.estimates import SPARK_BANDWIDTH
 from sparkpin.pins import manifests
 from sparkpin.releases import container, quality_allowance, quality_gate, quality_record
 from sparkpin.releases.current import choose_known, current_of
 from sparkpin.releases.quality_record import Judged, QualityRecord
 from sparkpin.releases.record import Release, Releases, now
-from sparkpin.releases.runs_here import uses_gpu
 from sparkpin.serve.served import running_release
 
-LONGEST_COMPARED = 1024
 ROUNDS = 4
 
 
@@ -67,47 +57,14 @@ def bench(
     for release in releases:
         require_runnable(paths, engine, release)
         container.require_here(engine)
-    subjects = [subject_of(paths, release) for release in releases]
-    plans = [plan_for(subject, quick=quick) for subject in subjects]
-    plan, turns = (common(plans), rounds or ROUNDS) if compare else (plans[0], 0)
-    if not json:
-        text.show_plan(releases, plan, turns=max(1, 2 * turns))
-    bandwidth = SPARK_BANDWIDTH if machine.read_host().is_spark and not compare else None
-    place = running.BenchPlace.here(paths, engine, bandwidth)
+    plans = [running.plan_for(paths, release, quick=quick) for release in releases]
+    plan, turns = (common(*plans), rounds or ROUNDS) if compare else (plans[0], 0)
     if compare:
-        comparison = comparing.compare(place, (subjects[0], subjects[1]), plan, turns)
-        terminal.show_json(record.to_json(comparison)) if json else text.show_comparison(comparison)
+        comparison = running.compare(paths, engine, releases, plan, turns)
+        show_json(record.to_json(comparison)) if json else text.show_comparison(comparison)
     else:
-        found = running.bench(place, subjects[0], plan)
-        terminal.show_json(record.to_json(found)) if json else text.show_record(found)
-
-
-def subject_of(paths: Paths, release: Release) -> BenchSubject:
-    return BenchSubject(release, checkpoint_of(paths, release), uses_gpu(paths, release))
-
-
-def plan_for(subject: BenchSubject, *, quick: bool = False) -> BenchPlan:
-    config = jsons.loads((subject.checkpoint / "config.json").read_text(encoding="utf-8"))
-    config_tokens = int((config.get("text_config") or config).get("max_position_embeddings", 0))
-    limits = Limits.of(subject.release.argv, config_tokens)
-    cells = cells_of(limits, quick=quick, whole=subject.release.demands.scripted)
-    if not cells:
-        cause = f"{subject.release.tag} takes {limits.tokens} tokens: too few for any cell of the plan"
-        raise InputError(cause, next_step="raise --max-model-len in its recipe, and build it again")
-    return BenchPlan(cells, limits.tokens)
-
-
-def common(plans: Sequence[BenchPlan]) -> BenchPlan:
-    """What both can be asked alike, and of the sweep the longest of the short prompts, of one request at a time and
-    of as many as both allow."""
-    both = [cell for cell in plans[0].cells if cell in plans[1].cells]
-    short = [cell for cell in both if cell.kind == "sweep" and cell.input_tokens <= LONGEST_COMPARED]
-    if not both:  # a scripted model is kept from ending its answers, another is not
-        raise InputError("no prompt fits both releases", next_step="compare releases with longer contexts")
-    length = max((cell.input_tokens for cell in short), default=0)
-    ends = [cell for cell in short if cell.input_tokens == length]
-    prompts = [cell for cell in both if cell.kind == "prompt"]
-    return BenchPlan((*prompts, *dict.fromkeys([*ends[:1], *ends[-1:]])), min(one.context for one in plans))
+        found = running.bench(paths, engine, releases[0], plan)
+        show_json(record.to_json(found)) if json else text.show_record(found)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated
 
 from sparkpin.build.make import checkpoint_of
-from sparkpin.cli.measure import ROUNDS, Pair, common, compared, plan_for, subject_of
+from sparkpin.cli.measure import ROUNDS, Pair, compared
 from sparkpin.cli.releases import promote
 from sparkpin.cli.smoke import smoke_releases
 from sparkpin.cli.tasks import Recipe, task
@@ -18,9 +18,9 @@ from sparkpin.core.terminal import count, printable, show
 from sparkpin.distribute.signing import ensure_attested
 from sparkpin.host.engine import Engine
 from sparkpin.host.machine import default_recipe
-from sparkpin.measure.bench.compare import compare
+from sparkpin.measure.bench.plan import common
 from sparkpin.measure.bench.record import Comparison
-from sparkpin.measure.bench.run import BenchPlace
+from sparkpin.measure.bench.run import compare, plan_for
 from sparkpin.measure.quality import texts
 from sparkpin.releases.current import current_of
 from sparkpin.releases.quality_record import QualityRecord
@@ -60,9 +60,8 @@ def measure_quality(paths: Paths, engine: Engine, release: Release, reference: R
 
 
 def measure_speed(paths: Paths, engine: Engine, before: Release, after: Release, keep: bool) -> Comparison:
-    subjects = subject_of(paths, before), subject_of(paths, after)
-    plan = common([plan_for(one) for one in subjects])
-    return compare(BenchPlace.here(paths, engine, None), subjects, plan, ROUNDS, keep=keep)
+    plan = common(plan_for(paths, before), plan_for(paths, after))
+    return compare(paths, engine, (before, after), plan, ROUNDS, keep=keep)
 
 
 @task("measure")

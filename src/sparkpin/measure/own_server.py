@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ class OwnServer:
     checkpoint: Path
     server: Server
     client: Client
+    start_seconds: float  # until it answered
 
     def require_alive(self) -> None:
         """Fault where it ended. An engine that is gone may leave a container that runs for some seconds more."""
@@ -62,12 +64,15 @@ def own_server(paths: Paths, engine: Engine, release: Release, kept: int) -> Ite
     with alone(paths, engine):
         place = memory_limit.place_for(paths, engine, release, checkpoint, gpus=gpus)
         say(f"{release.tag}: starting its server")
+        begin = time.monotonic()
         with smoke.own_server(paths, release, place, gpus=gpus, limit=REQUEST_SECONDS) as (server, client):
             try:
-                yield OwnServer(release, checkpoint, server, client)
+                if gpus:
+                    memory_limit.forget_files(checkpoint)  # whose page cache a GPU cannot take
+                yield OwnServer(release, checkpoint, server, client, round(time.monotonic() - begin, 1))
             except (Wrong, Fault) as fault:
                 died = f"; the container {reason}" if (reason := server.exit_reason(wait=2)) else ""
                 raise SmokeError(
                     f"{release.tag}: {fault}{died}\n{running.last_lines(server.logs()[0]) if died else ''}".rstrip(),
-                    next_step=f"invoke smoke {release.tag} says what its server does and does not do",
+                    next_step=f"invoke smoke {release.tag}",
                 ) from None

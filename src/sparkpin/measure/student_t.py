@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from statistics import NormalDist
+import math
+from collections.abc import Sequence
+from statistics import NormalDist, fmean, stdev
 
 T_975 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
@@ -26,3 +28,11 @@ def t_beyond(chance: float, freedom: int) -> float:
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
     return z + sum(term / float(freedom) ** power for power, term in enumerate(terms, start=1))
+
+
+def paired_interval(differences: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
+    """Mean and the ends of its Student's t interval. differences: two at least, independent of each other."""
+    assert confidence == 0.95
+    half = t_975(len(differences) - 1) * stdev(differences) / math.sqrt(len(differences))
+    mean = fmean(differences)
+    return mean, mean - half, mean + half

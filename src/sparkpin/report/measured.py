@@ -120,20 +120,19 @@ def speed_of(paths: Paths, release: Release) -> Speed:
         return smoke_speed(release) or Speed(ReportEvidence("Speed", "none", NOT_MEASURED, hint=hint))
     rate, quick = found.decode_rate, is_quick(found)
     text = (f"{terminal.figure(rate)} tok/s" if rate else "measured") + " (quick)" * quick
-    failed = sum(row.failed for row in found.cells)
-    first = [row.ttft.p50 for row in found.of_kind("prompt") if row.ttft]
+    failed = sum(row.failed for row in found.benchmarks)
+    first = [row.ttft / 1e3 for row in found.of_kind("prompt") if row.ttft]
     evidence = ReportEvidence(
         "Speed",
         "bad" if failed else "good",
         f"{text}, {terminal.count(failed, 'request')} failed" if failed else text,
-        tuple(speed_row(row) for row in found.cells),
+        tuple(speed_row(row) for row in found.benchmarks),
         where=f"vLLM {found.conditions.vllm}; {found.conditions.host.line}",
     )
     machine = found.conditions.host.line
     if quick:  # its answers are too short for a figure that is set against others
         return Speed(evidence, machine=machine)
-    ceiling = found.ceiling.rate if found.ceiling else None
-    return Speed(evidence, rate, median(first) if first else None, ceiling, machine)
+    return Speed(evidence, rate, median(first) if first else None, found.ceiling, machine)
 
 
 def smoke_speed(release: Release) -> Speed | None:
@@ -154,19 +153,16 @@ def is_figure(value: object) -> TypeGuard[float]:
 
 def is_quick(found: bench.BenchRecord) -> bool:
     """Whether a run was only to see that it works."""
-    return all(row.cell.output_tokens <= QUICK_OUTPUT for row in found.cells)
+    return all(row.response_size <= QUICK_OUTPUT for row in found.benchmarks)
 
 
 def speed_row(row: bench.CellResult) -> ReportRow:
-    cell = row.cell
-    name = (
-        f"{cell.input_tokens:,} tokens, {terminal.count(cell.concurrency, 'request')} at once"
-        if cell.input_tokens
-        else cell.name
-    )
-    rates = {"output": row.output_rate, "decode": row.decode_rate, "prefill": row.prefill_rate}
+    name = row.name
+    if row.kind == "sweep":
+        name = f"{row.prompt_size:,} tokens, {terminal.count(row.concurrency, 'request')} at once"
+    rates = {"output": row.output_rate, "decode": row.decode_rate, "prefill": row.pp_throughput.median}
     parts = [f"{what} {terminal.figure(rate)} tok/s" for what, rate in rates.items() if rate]
-    parts += [f"first token {duration(row.ttft.p50)}"] if row.ttft else []
+    parts += [f"first token {duration(row.ttft / 1e3)}"]
     parts += [f"{row.acceptance:.0%} of drafts accepted"] if row.acceptance is not None else []
     parts += [f"{row.failed} failed"] if row.failed else []
     return ReportRow(name, ", ".join(parts), "bad" if row.failed else "none")

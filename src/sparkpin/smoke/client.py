@@ -82,16 +82,18 @@ class Client(contextlib.AbstractContextManager["Client"]):
         """`timeout` bounds the whole exchange, not each read: a server that trickles on is cut off too. leaves: after
         the first bytes."""
         start, timeout = time.monotonic(), timeout or self.timeout
-        status, content_type, received, fault, first, end = None, "", bytearray(), "", None, ""
+        status, content_type, received, fault, end = None, "", bytearray(), "", ""
         headers = {"Accept-Encoding": "identity"} | ({} if body is None else {"Content-Type": "application/json"})
         # Half an emoji is replaced.
         text = json.dumps(body, ensure_ascii=False).encode(errors="replace") if body else None
+        first: tuple[float, int] | None = None
         try:
             with self._http.stream(method, path, content=text, headers=headers, timeout=timeout) as response:
                 status, content_type = response.status_code, response.headers.get("content-type", "")
                 for part in response.iter_raw():
                     seconds = time.monotonic() - start
-                    first, received = first or seconds, received + part
+                    first = first or (seconds, len(part))
+                    received += part
                     end = "broken off by the test" if leaves else ""
                     if len(received) > MAX_BYTES:
                         fault = f"the answer is longer than {MAX_BYTES} bytes"
@@ -103,8 +105,10 @@ class Client(contextlib.AbstractContextManager["Client"]):
             fault = f"no answer within {timeout:g} s"
         except httpx.HTTPError as error:
             fault = f"{type(error).__name__}: {error}"
-        seconds = time.monotonic() - start
-        exchange = Exchange(method, path, body, status, content_type, bytes(received), seconds, fault or end, first)
+        seconds, (begin, size) = time.monotonic() - start, first or (None, 0)
+        exchange = Exchange(
+            method, path, body, status, content_type, bytes(received), seconds, fault or end, begin, size
+        )
         self.exchanges.append(exchange)
         if fault or status is None:
             raise Fault(f"{method} {path}: {fault}")

@@ -38,6 +38,7 @@ class Exchange:
     seconds: float
     fault: str = ""
     first: float | None = None  # seconds until the answer began
+    first_bytes: int = 0  # that came then
 
     def as_dict(self) -> dict[str, Any]:
         """The body as text, or as Base64 where it is not UTF-8."""

@@ -14,9 +14,9 @@ from sparkpin.core import errors, terminal
 from sparkpin.core.errors import BumpError, InspectionError, QualityError, SmokeError, clipped
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
-from sparkpin.measure.bench.ratios import ALL
 from sparkpin.measure.bench.record import Comparison, Ratio
-from sparkpin.measure.bench.text import METRICS
+from sparkpin.measure.bench.run import ALL
+from sparkpin.measure.bench.text import UNITS
 from sparkpin.pins.schema import Quality
 from sparkpin.releases import quality_allowance, quality_record
 from sparkpin.releases.quality_record import QualityRecord
@@ -158,4 +158,4 @@ def slower(row: Ratio) -> quality_record.Kept:
 
 def ratio_text(row: Ratio) -> str:
     interval = "" if row.low is None else f" [{row.low:.3f}, {row.high:.3f}]"
-    return f"{METRICS[row.metric]} x{row.ratio:.3f}{interval}"
+    return f"{UNITS[row.metric]} x{row.ratio:.3f}{interval}"

@@ -1,76 +1,62 @@
-"""Benchmarks without a server: plans, figures from what the load generator writes, ratios, records, what is printed."""
+"""Benchmarks without vLLM: plans, the load on a server that is played, ratios, records, what is printed."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import os
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
+import fake_vllm
 import made_releases
 import numpy
 import pytest
 
-from sparkpin.cli import measure as task
-from sparkpin.core.errors import InputError, ManifestError, SmokeError
+from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.host.fingerprint import Fingerprint
-from sparkpin.measure.bench import driver, load, measure, plan, ratios, record, target
+from sparkpin.measure.bench import load, plan, record, run
 from sparkpin.measure.bench import text as words
-from sparkpin.measure.bench.compare import fit_at_once
-from sparkpin.measure.bench.plan import BenchPlan, Limits
-from sparkpin.measure.bench.record import (
-    BenchRecord,
-    Cell,
-    CellResult,
-    Comparison,
-    Conditions,
-    PeakMemory,
-    Spread,
-    Start,
-)
-from sparkpin.measure.bench.run import require_answers
-from sparkpin.releases.container import GIB
-from sparkpin.serve import memory_limit
+from sparkpin.measure.bench.load import BenchTarget, TimedAnswer
+from sparkpin.measure.bench.plan import BenchPlan
+from sparkpin.measure.bench.record import BenchRecord, Cell, CellResult, Comparison, Conditions, Metric
+from sparkpin.smoke.client import Client
+from sparkpin.smoke.replies import Exchange, Fault, Reply
 
 HOST = Fingerprint(
     machine="NVIDIA DGX Spark", arch="aarch64", cpu="Cortex", cores=20, memory=128 * 10**9, gpus=(), kernel="6.14",
     os="ubuntu 24.04", docker="28.3",
 )  # fmt: skip
-QA = Cell(name="Q&A", kind="prompt", prompt="Why?", output_tokens=256)
-SWEEP = Cell(name="128 x 1", kind="sweep", input_tokens=128, output_tokens=9, requests=2)
+QA = Cell(name="Q&A", kind="prompt", prompt="Why?", response_size=256)
+SWEEP = Cell(name="128 x 2", kind="sweep", prompt_size=128, response_size=9, concurrency=2, batches=2, whole=True)
 
 
 def conditions(**changes: Any) -> Conditions:
     found = {
-        "release": "sparkpin/tiny:v2-1", "image": "sha256:1", "host": HOST, "vllm": "0.33.0", "tool": load.TOOL,
+        "release": "sparkpin/tiny:v2-1", "image": "sha256:1", "host": HOST, "vllm": "0.33.0",
         "argv": ("vllm", "serve", "/model", "--max-num-seqs", "4"), "env": {"A": "b"}, "server": "started",
     }  # fmt: skip
     return Conditions(**{**found, **changes})
 
 
 def row(cell: Cell = QA, rate: float = 40.0, **changes: Any) -> CellResult:
-    found: dict[str, Any] = {
-        "cell": cell, "seconds": 6.4, "completed": 1, "failed": 0, "prompt_tokens": 20, "output_tokens": 256,
-        "parts": 100, "output_rate": rate, "decode_rate": rate + 1, "ttft": Spread(p50=0.1, p95=0.2),
-        "token": Spread(p50=0.02, p95=0.03), "prefill_rate": None,
+    """rate: tokens a second of each request."""
+    found = {
+        "seconds": 256 / rate, "completed": 1, "failed": 0, "output_tokens": 256, "later_parts": 100,
+        "later_tokens": 253, "pp_throughput": Metric.of([200.0]), "pp_req_throughput": Metric.of([200.0]),
+        "tg_throughput": Metric.of([rate]), "tg_req_throughput": Metric.of([rate]), "ttfr": Metric.of([100.0]),
+        "e2e_ttft": Metric.of([100.0]),
     }  # fmt: skip
-    return CellResult(**{**found, **changes})
+    return CellResult(**{**vars(cell), **found, **changes})
 
 
 def made(*rows: CellResult, **changes: Any) -> BenchRecord:
     found: dict[str, Any] = {
-        "time": "2026-11-22T07:01:08.508Z", "conditions": conditions(), "cells": rows,
-        "start": Start(seconds=29.9, began={"start": 0.0, "weights": 12.0, "ready": 29.0}),
-        "memory": PeakMemory(container=3_000_000_000, gpu=None),
+        "timestamp": "2026-11-22T07:01:08.508Z", "model": "tiny", "max_concurrency": 1,
+        "benchmarks": rows, "conditions": conditions(), "start_seconds": 29.9, "memory": 3_000_000_000,
     }  # fmt: skip
     return BenchRecord(**{**found, **changes})
-
-
-def near(spread: Spread | None, p50: float, p95: float) -> bool:
-    return spread is not None and (spread.p50, spread.p95) == (pytest.approx(p50), pytest.approx(p95))
 
 
 @pytest.fixture
@@ -78,13 +64,18 @@ def paths(tmp_path: Path) -> Paths:
     return Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
 
 
-def cells(limits: Limits, kind: str = "", **how: bool) -> tuple[Cell, ...]:
-    return tuple(cell for cell in plan.cells_of(limits, **how) if kind in ("", cell.kind))
+def planned(length: int, sequences: int, **how: bool) -> BenchPlan:
+    argv = ["vllm", "serve", "/model", "--max-model-len", str(length), "--max-num-seqs", str(sequences)]
+    return plan.make_plan(argv, 262_144, **how)
+
+
+def cells(kind: str, *limits: int, **how: bool) -> tuple[Cell, ...]:
+    return tuple(cell for cell in planned(*limits, **how).cells if cell.kind == kind)
 
 
 def test_the_five_prompts_have_the_published_lengths() -> None:
-    found = cells(Limits(200_000, 16), "prompt")
-    assert [(cell.name, cell.output_tokens) for cell in found] == [
+    found = cells("prompt", 200_000, 16)
+    assert [(cell.name, cell.response_size) for cell in found] == [
         ("Q&A", 256), ("Code", 512), ("JSON", 1024), ("Math", 64), ("LongCode", 2048),
     ]  # fmt: skip
     assert all(cell.prompt and not cell.whole and cell.concurrency == 1 for cell in found)
@@ -92,7 +83,7 @@ def test_the_five_prompts_have_the_published_lengths() -> None:
 
 def test_a_sweep_goes_as_far_as_the_release_allows() -> None:
     def pairs(*limits: int, **how: bool) -> set[tuple[int, int]]:
-        return {(cell.input_tokens, cell.concurrency) for cell in cells(Limits(*limits), "sweep", **how)}
+        return {(cell.prompt_size, cell.concurrency) for cell in cells("sweep", *limits, **how)}
 
     found = pairs(196_608, 16)
     assert {(128, n) for n in (1, 2, 4, 8, 16)} <= found and {(131072, 1), (131072, 2), (32768, 8)} <= found
@@ -100,42 +91,147 @@ def test_a_sweep_goes_as_far_as_the_release_allows() -> None:
     assert pairs(2048, 4) == {(n, c) for n in (128, 1024) for c in (1, 2, 4)}
     assert max(pairs(131072, 1)) == (32768, 1)  # no room to answer
     assert pairs(2048, 1, quick=True) == {(128, 1)}
-    assert {cell.kind for cell in cells(Limits(512, 4))} == {"sweep"} and cells(Limits(64, 4)) == ()
+    assert cells("prompt", 512, 4) == () and cells("sweep", 512, 4)
+    with pytest.raises(InputError):
+        planned(64, 4)
+
+
+@pytest.mark.parametrize(("flags", "context"), [(["--max-model-len", "auto"], 262_144), ([], 262_144)])
+def test_what_the_command_does_not_limit_the_model_does(flags: list[str], context: int) -> None:
+    found = plan.make_plan(["vllm", "serve", "/model", *flags], 262_144)
+    assert found.context == context and max(cell.concurrency for cell in found.cells) == 16
+
+
+def test_both_sides_of_a_comparison_are_asked_the_same() -> None:
+    both = plan.common(planned(32_768, 16), planned(4096, 4))
+    assert both.context == 4096
+    assert [cell.name for cell in both.cells] == [
+        "Q&A", "Code", "JSON", "Math", "LongCode", "1024 x 1", "1024 x 4",
+    ]  # fmt: skip
+    scripted, other = (BenchPlan(cells("prompt", 4096, 4, whole=whole), 4096) for whole in (True, False))
+    with pytest.raises(InputError):
+        plan.common(scripted, other)
+
+
+class Played(fake_vllm.Handler):
+    """A server that drafts: each part of a stream has three tokens, the first has one. `asked` are the completions;
+    those whose number is in `bad` get what it says."""
+
+    asked: list[dict[str, Any]]
+    bad: dict[int, bytes | int]
+
+    def reply(self, body: dict[str, Any]) -> None:
+        status, answer = 200, b"{}"
+        if self.path == "/tokenize":
+            answer = json.dumps({"tokens": list(range(40))}).encode()
+        elif self.path == "/version":
+            answer = b'{"version": "0.33.0"}'
+        elif self.path == "/metrics":
+            tokens = sum(body["max_tokens"] for body in self.asked)
+            answer = f'vllm:generation_tokens_total{{engine="0"}} {tokens}\n'.encode()
+        else:
+            self.asked.append(body)
+            most, wrong = body["max_tokens"], self.bad.get(len(self.asked))
+            sizes = [1, *[3] * ((most - 1) // 3)]
+            sizes += [most - sum(sizes)] if most > sum(sizes) else []
+            events = [json.dumps({"choices": [{"text": "x", "token_ids": [7] * size}]}) for size in sizes]
+            answer = b"".join(f"data: {event}\n\n".encode() for event in [*events, "[DONE]"])
+            status = wrong if isinstance(wrong, int) else 200
+            answer = wrong if isinstance(wrong, bytes) else answer
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+
+@pytest.fixture
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BenchTarget]:
+    monkeypatch.setattr(load, "SETTLE_SECONDS", 0)
+    monkeypatch.setattr(Played, "asked", [], raising=False)
+    monkeypatch.setattr(Played, "bad", {}, raising=False)
+    argv = ("vllm", "serve", "/model", "--served-model-name", "tiny", "--api-key", "secret")
+    release = made_releases.release(1, argv=argv, env={"VLLM_API_KEY": "secret", "KEPT": "yes"})
+    socket = tmp_path / "s"
+    with (
+        fake_vllm.serving(fake_vllm.UnixServer(str(socket), Played)),
+        Client.unix(socket) as client,
+    ):
+        yield BenchTarget(release, cast(Any, None), client, lambda timeout: Client.unix(socket, timeout=timeout), 1.0)
+
+
+def measured(target: BenchTarget, *cells: Cell, context: int = 2048, seed: int = 0) -> list[CellResult]:
+    return list(load.measure_cells(target, BenchPlan(cells, context), seed))
+
+
+def test_tokens_are_counted_and_not_parts(target: BenchTarget) -> None:
+    prompt, sweep = measured(target, QA, SWEEP)
+    assert (prompt.completed, prompt.prompt_size, prompt.output_tokens) == (1, 40, 256)
+    assert prompt.later_tokens <= 255 and prompt.others == 0
+    assert (sweep.completed, sweep.failed, sweep.output_tokens, sweep.others) == (4, 0, 36, 0)
+    assert [len(metric.values) for metric in (sweep.e2e_ttft, sweep.pp_throughput)] == [4, 2]  # requests, batches
+
+
+class Recorded:
+    """In the place of a client: parts of 1, 3, 3 and 2 tokens, of which so many came in the first read."""
+
+    def __init__(self, at_once: int) -> None:
+        events = [json.dumps({"choices": [{"token_ids": [7] * size}]}) for size in (1, 3, 3, 2)]
+        texts = [f"data: {event}\n\n".encode() for event in [*events, "[DONE]"]]
+        self.body, first = b"".join(texts), len(b"".join(texts[:at_once])) + (at_once < 5)
+        self.exchanges = [Exchange("POST", "", None, 200, "", self.body, 2.0, first=1.0, first_bytes=first)]
+
+    def post(self, path: str, body: object) -> Reply:
+        return Reply(200, "", self.body)
+
+
+@pytest.mark.parametrize(("at_once", "parts"), [(0, (1, 3, 3, 2)), (1, (1, 3, 3, 2)), (3, (7, 2)), (5, (9,))])
+def test_what_came_with_the_first_part_has_no_time(at_once: int, parts: tuple[int, ...]) -> None:
+    """A busy server joins parts."""
+    found = load.attempt(cast(Any, Recorded(at_once)), {"prompt": [1, 2]})
+    assert isinstance(found, TimedAnswer)
+    assert (found.parts, found.prompt) == (parts, 2) and found.end - found.first == pytest.approx(1)
+
+
+def test_no_prefix_cache_answers_and_both_sides_of_a_round_get_the_same_texts(target: BenchTarget) -> None:
+    for seed in (0, 0, 1):
+        measured(target, QA, SWEEP, seed=seed)
+    salts = [body["cache_salt"] for body in Played.asked]
+    assert len(salts) == len(set(salts)) == 3 * (2 + 5)
+    rounds = [sorted(body["prompt"] for body in Played.asked[start : start + 7]) for start in (0, 7, 14)]
+    assert rounds[0] == rounds[1] != rounds[2] and {len(text) for text in rounds[0]} == {40, 128}
+
+
+def test_an_answer_ends_before_the_context_does(target: BenchTarget) -> None:
+    measured(target, QA, context=100)
+    assert {body["max_tokens"] for body in Played.asked} == {100 - plan.SLACK - 40}
 
 
 @pytest.mark.parametrize(
-    ("flags", "limits"),
-    [
-        (["--max-model-len", "196608", "--max-num-seqs", "16"], Limits(196_608, 16)),
-        (["--max-model-len", "auto"], Limits(262_144, 256)),
-        ([], Limits(262_144, 256)),
-    ],
+    "wrong", [500, b'data: {"choices": []}\n\n', b"data: [DONE]\n\n", b'data: {"error": "gone"}\n\ndata: [DONE]\n\n']
 )
-def test_limits_are_read_from_the_command(flags: list[str], limits: Limits) -> None:
-    assert Limits.of(["vllm", "serve", "/model", *flags], 262_144) == limits
+def test_an_answer_that_is_not_whole_has_failed(target: BenchTarget, wrong: bytes | int) -> None:
+    Played.bad[3] = wrong
+    (found,) = measured(target, SWEEP)
+    assert (found.completed, found.failed, found.output_tokens) == (3, 1, 27)
+    Played.bad.update(dict.fromkeys(range(100), wrong))
+    with pytest.raises(Fault, match=SWEEP.name):
+        measured(target, SWEEP)
 
 
-def test_prompts_run_twice_one_round_after_the_other_and_a_sweep_warms_up() -> None:
-    other = dataclasses.replace(QA, name="Code")
-    steps = plan.steps_of([QA, other, SWEEP])
-    assert [(step.cell.name, step.counts) for step in steps] == [
-        ("Q&A", False), ("Code", False), ("Q&A", True), ("Code", True), ("128 x 1", False), ("128 x 1", True),
-    ]  # fmt: skip
-    assert (steps[4].requests, steps[4].output_tokens, steps[5].requests) == (1, 8, 2)
-    assert len({step.seed for step in steps}) == len(steps)  # the same random texts would come from the prefix cache
+def test_no_key_is_kept(target: BenchTarget) -> None:
+    found = run.conditions_of(cast(Any, type("Engine", (), {"version": "28.3"})), target)
+    assert found.vllm == "0.33.0" and found.env == {"KEPT": "yes"} and "secret" not in str(found)
 
 
-def result(**changes: Any) -> dict[str, Any]:
-    """Two answers: 9 tokens in four parts of two after the first, 9 in eight of one; the third request failed."""
-    return {
-        "duration": 2.0,
-        "input_lens": [128, 128, 128],
-        "output_lens": [9, 9, 0],
-        "ttfts": [0.2, 0.4, 0.0],
-        "itls": [[0.1] * 4, [0.1] * 8, []],
-        "errors": ["", "", "Traceback ...\nServerDisconnectedError: gone\n"],
-        **changes,
-    }
+def test_rates_are_those_of_llama_benchy() -> None:
+    """Two requests that begin together: prompts until the last first part, answers after the first part of any."""
+    batch = [TimedAnswer(100, (2, 3, 3), 10.0, 10.5, 12.5), TimedAnswer(100, (1, 3), 10.0, 11.0, 12.0)]
+    assert load.rates(batch) == (200 / 1.0, 9 / 2.0)
+    assert load.rates(batch[:1]) == (100 / 0.5, 6 / 2.0)
+    assert load.rates([TimedAnswer(100, (5,), 10.0, 10.5, 10.5)]) == (200, None)  # nothing to see of its decode
+    found = load.result_of(SWEEP, [batch, ["broken"]], "", "")
+    assert (found.seconds, found.output_rate, found.ttft, found.decode_rate) == (2.5, 12 / 2.5, 750, 3)
+    assert found.tg_throughput and found.tg_throughput.values == (4.5,)
 
 
 BEFORE = """vllm:generation_tokens_total{engine="0"} 100
@@ -154,200 +250,106 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 6
 """
 
 
-def test_tokens_are_counted_and_not_parts() -> None:
-    one = measure.measured(SWEEP, result(), BEFORE, AFTER)
-    assert (one.completed, one.failed, one.output_tokens, one.parts) == (2, 1, 18, 12)
-    assert one.output_rate == 9.0
-    assert one.tokens_a_part == pytest.approx(16 / 12)
-    assert one.decode_rate == pytest.approx((8 / 0.4 + 8 / 0.8) / 2)
-    assert near(one.token, 0.1, 0.1)  # 4 of 0.05 s, 8 of 0.1 s
-    fast = measure.measured(SWEEP, result(output_lens=[9, 0, 0], errors=["", "e", "e"]), BEFORE, AFTER)
-    assert near(fast.token, 0.05, 0.05)
-
-
-def test_what_an_answer_does_not_tell() -> None:
-    """Prefill is of one user and of long prompts; an answer of one token has no decode."""
-    assert measure.measured(SWEEP, result(), "", "").prefill_rate == pytest.approx((128 / 0.2 + 128 / 0.4) / 2)
-    for cell in (dataclasses.replace(SWEEP, concurrency=2), QA):
-        assert measure.measured(cell, result(), "", "").prefill_rate is None
-    one = measure.measured(SWEEP, result(output_lens=[1, 1, 0], itls=[[], [], []]), "", "")
-    assert (one.decode_rate, one.token, one.tokens_a_part, one.ended_early) == (None, None, None, True)
-
-
 def test_acceptance_is_what_the_counters_grew_by() -> None:
-    one = measure.measured(SWEEP, result(), BEFORE, AFTER)
+    answers = [[TimedAnswer(128, (1, 17), 0.0, 1.0, 2.0)]]
+    one = load.result_of(SWEEP, answers, BEFORE, AFTER)
     assert (one.drafted, one.accepted, one.acceptance) == (20, 15, 0.75)
     assert one.accepted_by_position == (0.9, 0.6)
     assert one.others == 3  # 21 were made, 18 were ours
-    plain = measure.measured(SWEEP, result(), "", "")
+    plain = load.result_of(SWEEP, answers, "", "")
     assert (plain.drafted, plain.acceptance, plain.accepted_by_position, plain.others) == (None, None, (), None)
-    fresh = measure.measured(SWEEP, result(), "", AFTER)  # a counter appears with its first value
-    assert fresh.drafted == 40
-
-
-def test_a_cell_without_an_answer_is_an_error_with_its_reason(paths: Paths) -> None:
-    nothing = result(output_lens=[0, 0, 0], errors=["", "Traceback ...\nBad Request", "x"])
-    with pytest.raises(SmokeError, match="Bad Request"):
-        require_answers(made_releases.release(1), measure.measured(QA, nothing, "", ""), measure.failures_of(nothing))
-
-
-class CutShort:
-    """In the place of a container whose end cuts its log short: one time in ten with a busy Docker 20.10, never when
-    wanted."""
-
-    def __init__(self, text: bytes, cuts: list[int]) -> None:
-        self.text, self.cuts = text, cuts
-        self.status = "created"
-
-    def reload(self) -> None:
-        self.status = "running" if self.cuts else "exited"
-
-    def logs(self, **asked: bool) -> list[bytes]:
-        assert asked == {"stream": True, "follow": True, "stdout": True, "stderr": False}
-        text = self.text[: self.cuts.pop(0)] if self.cuts else self.text
-        return [text[start : start + 3] for start in range(0, len(text), 3)]
-
-
-@pytest.mark.parametrize("cuts", [[], [0], [18, 20], [20, 4]])
-def test_what_the_end_of_a_container_cuts_short_is_read_again(cuts: list[int]) -> None:
-    text = b'{"begin": 0}\n{"begin": 1}\n'
-    assert b"".join(load.output(cast(Any, CutShort(text, cuts)))) == text
-
-
-def test_each_step_says_all_that_the_driver_reads() -> None:
-    release = made_releases.release(1)
-    text = json.loads(load.plan_text(release, plan.steps_of([QA, SWEEP]), BenchPlan((QA, SWEEP), 2048), "/v/a/s"))
-    assert text["socket"] == "/v/a/s" and text["model"] == "/model" and len(text["steps"]) == 4
-    assert text["room"] == 2048 - plan.SLACK
-    text["url"] = "http://127.0.0.1:1"  # which the driver opens
-    prompt, sweep = (driver.arguments(text, step) for step in (text["steps"][0], text["steps"][-1]))
-    assert "--skip-tokenizer-init" in prompt and "--ignore-eos" not in prompt
-    assert sweep[sweep.index("--random-input-len") + 1] == "128" and sweep[sweep.index("--num-prompts") + 1] == "2"
-    assert [step["limit"] for step in text["steps"]] == [728, 728, 616.8, 634.6]  # a hang ends, a slow machine does not
-
-
-def test_the_load_generator_asks_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = dict.fromkeys(("HTTP_PROXY", "https_proxy", "no_proxy", "KEPT"), "x")
-    monkeypatch.setattr(os, "environ", environment)
-    driver.forget_proxies()
-    assert environment == {"KEPT": "x"}
+    assert load.result_of(SWEEP, answers, "", AFTER).drafted == 40  # a counter appears with its first value
 
 
 def test_memory_is_counted_without_the_page_cache() -> None:
-    assert target.container_bytes({"memory_stats": {"usage": 100, "stats": {"inactive_file": 30}}}) == 70
+    assert run.container_bytes({"memory_stats": {"usage": 100, "stats": {"inactive_file": 30}}}) == 70
     old = {"memory_stats": {"usage": 100, "stats": {"inactive_file": 1, "total_inactive_file": 40}}}
-    assert target.container_bytes(old) == 60
-    assert target.container_bytes({}) is None
-    assert target.most(None, 3, 5) == 5 and target.most(None) is None
+    assert run.container_bytes(old) == 60
+    assert run.container_bytes({}) is None
 
 
-def test_the_interval_is_students_t_of_the_logarithms() -> None:
-    middle, low, high = ratios.interval([1.1, 1.2, 1.3, 1.25])
+def test_the_interval_is_a_paired_one_of_the_logarithms() -> None:
+    """Student's t, 3.182446 at 97.5 % and three degrees of freedom, or a little wider."""
+    one = run.ratio("x", "ttft", [1, 1, 1, 1], [1.1, 1.2, 1.3, 1.25])
     logs = numpy.log([1.1, 1.2, 1.3, 1.25])
-    half = 3.182446 * logs.std(ddof=1) / 2  # Student's t for three degrees of freedom, 97.5 %
-    wanted = tuple(numpy.exp(logs.mean() + half * end) for end in (0, -1, 1))
-    assert (middle, low, high) == pytest.approx(wanted, rel=1e-3)
-    assert ratios.interval([2.0, 2.0]) == pytest.approx((2, 2, 2))
+    reach = 3.182446 * logs.std(ddof=1) / 2
+    assert one.ratio == pytest.approx(numpy.exp(logs.mean())) and one.low and one.high
+    for end in (logs.mean() - math.log(one.low), math.log(one.high) - logs.mean()):
+        assert reach * 0.999 < end < reach * 1.5
+    assert run.ratio("x", "ttft", [2], [3]).low is None
+
+
+def ratios(a: Sequence[Sequence[CellResult]], b: Sequence[Sequence[CellResult]]) -> dict[tuple[str, str], record.Ratio]:
+    return {(one.cell, one.metric): one for one in run.ratios_of(a, b)}
 
 
 def test_drift_of_the_machine_falls_out_of_paired_ratios() -> None:
     """Each turn is slower than the one before it by 1 %, and B is twice as fast as A."""
-    assert ratios.order_of(1) == "AB"
-    order = ratios.order_of(4)
+    assert run.order_of(1) == "AB"
+    order = run.order_of(4)
     assert order == "ABBAABBA"
     turns = [(letter, 40 * 0.99**place * (2 if letter == "B" else 1)) for place, letter in enumerate(order)]
     a, b = ([[row(rate=rate)] for letter, rate in turns if letter == side] for side in "AB")
-    found = {(one.cell, one.metric): one for one in ratios.ratios_of(a, b)}
-    one = found["Q&A", "decode_rate"]
+    one = ratios(a, b)["Q&A", "decode_rate"]
     assert one.ratio == pytest.approx(2, rel=0.03) and one.low and one.high and one.low < 2 < one.high
     assert len(one.a) == len(one.b) == 4
 
 
-def test_the_prompts_come_together_and_cells_each() -> None:
-    code = dataclasses.replace(QA, name="Code")
+def test_the_prompts_come_together_and_each_cell_by_itself() -> None:
+    code = Cell(name="Code", kind="prompt", prompt="Write", response_size=512)
     a = [[row(QA, 40), row(code, 10), row(SWEEP, 50)]]
     b = [[row(QA, 80), row(code, 5), row(SWEEP, 60)]]
-    found = {(one.cell, one.metric): one for one in ratios.ratios_of(a, b)}
-    assert found[ratios.ALL, "output_rate"].ratio == pytest.approx(1.0)
-    assert found["128 x 1", "output_rate"].ratio == pytest.approx(1.2)
-    assert found["128 x 1", "output_rate"].low is None  # of one round
-    lacking = [[row(QA, 40), dataclasses.replace(row(code, 10), decode_rate=None)]]
-    assert ("Code", "decode_rate") not in {(one.cell, one.metric) for one in ratios.ratios_of(lacking, lacking)}
+    found = ratios(a, b)
+    assert found[run.ALL, "output_rate"].ratio == pytest.approx(1.0)
+    assert found["128 x 2", "output_rate"].ratio == pytest.approx(1.2)
+    lacking = [[row(QA, 40), row(code, 10, tg_req_throughput=None)]]
+    assert {name for name, metric in ratios(lacking, lacking) if metric == "decode_rate"} == {"Q&A"}
 
 
 def test_a_record_comes_back_as_it_was(paths: Paths) -> None:
     release = made_releases.release(1)
-    first, second = made(row()), made(row(), row(SWEEP, accepted_by_position=(0.9, 0.6)), time="2026-12-01T00:00:00Z")
-    for one in (second, first):
+    first, second = made(row()), made(row(), row(SWEEP, accepted_by_position=(0.9, 0.6)), timestamp="2026-12-01T00:00Z")
+    for one in (second, first, comparison()):
         record.keep(paths, release, one)
     assert record.history(paths, release) == (first, second)
     assert record.newest(paths, release) == second
-    assert second.decode_rate == 41.0
+    assert second.decode_rate == 40.0 and math.isclose(second.benchmarks[0].output_rate, 40)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        ("cells.0.seconds", "x", "cells.0.seconds"),
-        ("schema", 2, "schema"),
-    ],
-)
-def test_a_damaged_record_is_named_with_its_key(paths: Paths, key: str, value: object, said: str) -> None:
+@pytest.mark.parametrize(("key", "value"), [("benchmarks.0.seconds", 0.0), ("schema", 2)])
+def test_a_damaged_record_is_named_with_its_key(paths: Paths, key: str, value: object) -> None:
     path = record.keep(paths, made_releases.release(1), made(row()))
     whole = json.loads(path.read_text())
-    (whole["cells"][0] if "." in key else whole)[key.rpartition(".")[2]] = value
+    (whole["benchmarks"][0] if "." in key else whole)[key.rpartition(".")[2]] = value
     path.write_text(json.dumps(whole))
-    with pytest.raises(ManifestError, match=said):
+    with pytest.raises(ManifestError, match=key):
         record.read(path)
 
 
-def test_a_run_is_printed_with_its_machine_and_with_what_makes_it_doubtful(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_is_a_report_of_llama_benchy(paths: Paths) -> None:
+    """The required keys of its `BenchmarkReport`, `BenchmarkRun` and `BenchmarkMetric` (0.4.0), with their types."""
+    value = json.loads(record.keep(paths, made_releases.release(1), made(row(SWEEP))).read_text())
+    kinds = {"version": str, "timestamp": str, "latency_mode": str, "latency_ms": float, "model": str,
+             "prefix_caching_enabled": bool, "max_concurrency": int}  # fmt: skip
+    assert {key: type(value[key]) for key in kinds} == kinds
+    one = value["benchmarks"][0]
+    sizes = ("concurrency", "context_size", "prompt_size", "response_size")
+    assert [one[key] for key in sizes] == [2, 0, 128, 9] and one["is_context_prefill_phase"] is False
+    for key in ("pp_throughput", "pp_req_throughput", "tg_throughput", "tg_req_throughput", "ttfr", "e2e_ttft"):
+        assert one[key].keys() == {"mean", "std", "values"} and type(one[key]["mean"]) is float
+    assert one["e2e_ttft"]["mean"] == 100  # milliseconds
+
+
+def comparison() -> Comparison:
+    found = run.ratios_of([[row(rate=40)], [row(rate=41)]], [[row(rate=44)], [row(rate=46)]])
+    b = conditions(release="sparkpin/tiny:v3-1")
+    return Comparison(timestamp="2026-11-22T07:01:08Z", a=conditions(), b=b, order="ABBA", ratios=found, failed=1)
+
+
+def test_what_is_printed_has_its_machine_and_what_makes_it_doubtful(capsys: pytest.CaptureFixture[str]) -> None:
     early = row(output_tokens=100, drafted=100, accepted=80, accepted_by_position=(0.9, 0.7), others=7)
-    words.show_record(made(early, row(SWEEP, failed=1), conditions=conditions(server="served")))
+    words.show_record(made(early, row(SWEEP, failed=1), conditions=conditions(server="served"), slowed=("heat",)))
+    words.show_comparison(comparison())
     text = capsys.readouterr().out
-    assert all(
-        fact in text for fact in (HOST.line, "0.33.0", "--max-num-seqs 4", "80%", "1 FAILED", "100 of 256", "7 more")
-    )
-
-
-def test_a_comparison_says_how_it_was_made(capsys: pytest.CaptureFixture[str], paths: Paths) -> None:
-    found = ratios.ratios_of([[row(rate=40)], [row(rate=41)]], [[row(rate=44)], [row(rate=46)]])
-    one = Comparison(
-        time="2026-11-22T07:01:08Z", a=conditions(), b=conditions(release="sparkpin/tiny:v3-1"), order="ABBA",
-        restarted=True, ratios=found, interval=ratios.INTERVAL.format(2), failed=1,
-    )  # fmt: skip
-    words.show_comparison(one)
-    text = capsys.readouterr().out
-    assert all(fact in text for fact in ("ABBA", "1 request FAILED", HOST.line))
-    release = made_releases.release(1)
-    path = record.folder(paths, release) / "compare-1.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(record.to_json(one)))
-    assert record.comparisons(paths, release) == (one,) and record.history(paths, release) == ()
-
-
-def test_both_sides_of_a_comparison_are_asked_the_same() -> None:
-    a = BenchPlan(cells(Limits(32_768, 16)), 32_768)
-    b = BenchPlan(cells(Limits(4096, 4)), 4096)
-    both = task.common([a, b])
-    assert both.context == 4096
-    assert [cell.name for cell in both.cells] == [
-        "Q&A", "Code", "JSON", "Math", "LongCode", "1024 x 1", "1024 x 4",
-    ]  # fmt: skip
-    scripted = BenchPlan(cells(Limits(4096, 4), "prompt", whole=True), 4096)
-    with pytest.raises(InputError):
-        task.common([scripted, dataclasses.replace(scripted, cells=cells(Limits(4096, 4), "prompt"))])
-
-
-@pytest.mark.parametrize(("platform", "together"), [("cpu", 24), ("cuda", 22)])
-def test_both_servers_are_up_only_where_both_plans_fit(
-    monkeypatch: pytest.MonkeyPatch, paths: Paths, platform: str, together: int
-) -> None:
-    """2 GiB of slack for each; what the machine keeps, which is in both plans with a GPU, counts once."""
-    releases = [made_releases.release(1), made_releases.release(2)]
-    assert not fit_at_once(paths, releases), "nothing of them is there to plan with"
-    made_plan = SimpleNamespace(needed=10 * GIB, settings=SimpleNamespace(platform=platform))
-    monkeypatch.setattr(memory_limit, "plan_of", lambda paths, release: made_plan)
-    for free, fits in ((together * GIB, True), (together * GIB - 1, False)):
-        monkeypatch.setattr(memory_limit, "available", lambda free=free: free)
-        assert fit_at_once(paths, releases) == fits
+    facts = (HOST.line, "0.33.0", "--max-num-seqs 4", "80%", "1 FAILED", "100 of 256", "7 more", "heat", "ABBA")
+    assert [fact for fact in facts if fact not in text] == []

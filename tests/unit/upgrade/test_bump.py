@@ -9,9 +9,9 @@ from places import PROJECT
 from report_samples import HOST
 
 from sparkpin.core.errors import BumpError
-from sparkpin.measure.bench.ratios import ALL, ratio
 from sparkpin.measure.bench.record import Comparison, Conditions
-from sparkpin.measure.bench.text import METRICS
+from sparkpin.measure.bench.run import ALL, ratio
+from sparkpin.measure.bench.text import UNITS
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import UNRESOLVED
 from sparkpin.upgrade.bump_run import moving_of
@@ -24,10 +24,8 @@ def compared(metric: str, factors: Sequence[float], failed: int = 0) -> Comparis
     before = NOISY[: len(factors)]
     rows = [ratio(ALL, metric, before, [one * factor for one, factor in zip(before, factors, strict=True)])]
     rows.append(ratio("one prompt", metric, NOISY, [one / 2 for one in NOISY]))  # a single one decides nothing
-    known = Conditions(release="", image="", host=HOST, vllm="", tool="", argv=(), env={}, server="started")
-    return Comparison(
-        time="", a=known, b=known, order="ABBAABBA", restarted=False, failed=failed, ratios=tuple(rows), interval=""
-    )
+    known = Conditions(release="", image="", host=HOST, vllm="", argv=(), env={}, server="started")
+    return Comparison(timestamp="", a=known, b=known, order="ABBAABBA", failed=failed, ratios=tuple(rows))
 
 
 @pytest.mark.parametrize(
@@ -46,9 +44,9 @@ def test_slower_is_what_an_interval_says(metric: str, factors: Sequence[float], 
     made = compared(metric, factors)
     if not slower:
         said = judge_speed(made)
-        assert METRICS[metric] in said and ("not excluded" in said) == (slower is None)
+        assert UNITS[metric] in said and ("not excluded" in said) == (slower is None)
         return
-    with pytest.raises(BumpError, match=METRICS[metric]):
+    with pytest.raises(BumpError, match=UNITS[metric]):
         judge_speed(made)
 
 

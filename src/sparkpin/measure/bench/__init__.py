@@ -1,1 +1,1 @@
-"""How fast a release is: measured by vLLM's own load generator, kept with the release (docs/bench.md)."""
+"""How fast a release is: requests that are timed as a client sees them, kept with the release (docs/bench.md)."""

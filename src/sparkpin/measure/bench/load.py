@@ -1,162 +1,191 @@
-"""The load generator's container: the release's own image in the server's network, for one run of steps."""
+"""The load generator: streams of completions from a server, each with the time of its first token and of its end.
+
+Tokens are counted by the ids that each part of a stream carries (`return_token_ids`), as llama-benchy 0.4 does: with
+speculative decoding a part has several. The rate of decode is that of what comes after the first part; what came with
+it, in one read, belongs to it, because it has no time of its own.
+"""
 
 from __future__ import annotations
 
-import json
+import contextlib
+import random
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
-from sparkpin.core.errors import SmokeError
-from sparkpin.core.paths import Paths
-from sparkpin.host.containers import Container, Mount
-from sparkpin.host.engine import Engine, engine_errors
-from sparkpin.measure.bench import driver
-from sparkpin.measure.bench.plan import SLACK, BenchPlan, Step
-from sparkpin.measure.bench.target import BenchTarget
-from sparkpin.pins.vllm_flags import MODEL_PATH, served_name
-from sparkpin.releases import container as running
-from sparkpin.releases import postmortem
+from sparkpin.core.terminal import say
+from sparkpin.host.containers import Container
+from sparkpin.measure.bench.plan import PROMPTS, SLACK, BenchPlan
+from sparkpin.measure.bench.record import Cell, CellResult, Metric
+from sparkpin.pins.vllm_flags import served_name
 from sparkpin.releases.record import Release
-from sparkpin.serve import crash_facts, launch, socket_port
-from sparkpin.serve.launch import FOLDER, SOCKETS
-from sparkpin.smoke.server import LABEL, owner
+from sparkpin.smoke import metrics
+from sparkpin.smoke.answers import Wrong, json_of, require
+from sparkpin.smoke.client import Client
+from sparkpin.smoke.replies import BadStream, Fault, parse_chunks
 
-TOOL = "vllm bench serve"
-PLAN = "plan.json"
-MEMORY = 8 * running.GIB
-ENDING_SECONDS = 10.0
+GENERATED = "vllm:generation_tokens_total"
+SETTLE_SECONDS = 0.3  # the server's counters follow its answers
 LEAST_LIMIT, SLOW_PREFILL, SLOW_DECODE = 600.0, 10, 2
-"""Seconds that any step may take, and tokens a second of one request at a time: a step that is slower hangs."""
+"""Seconds that any request may take, and tokens a second of one at a time: what is slower hangs."""
+WARM_UP_TOKENS = 8
 
 
-def plan_text(release: Release, steps: Sequence[Step], plan: BenchPlan, socket: str) -> bytes:
-    value = {
-        "socket": socket,
-        "model": served_name(release.argv),
-        "tokenizer": MODEL_PATH,
-        "room": plan.context - SLACK,
-        "steps": [
-            {
-                **asdict(step.cell),
-                "number": number,
-                "requests": step.requests,
-                "output_tokens": step.output_tokens,
-                "seed": step.seed,
-                "limit": limit_of(step),
-            }
-            for number, step in enumerate(steps)
-        ],
-    }
-    return json.dumps(value).encode()
+@dataclass(frozen=True)
+class BenchTarget:
+    """A server that answers. connect: another client for it, by the seconds that a request may take; start_seconds:
+    until it answered, None where it was up before."""
+
+    release: Release
+    container: Container
+    client: Client
+    connect: Callable[[float], Client]
+    start_seconds: float | None
+
+    @property
+    def model(self) -> str:
+        return served_name(self.release.argv)
+
+    def tokenize(self, **what: object) -> list[int]:
+        return list(json_of(self.client.post("/tokenize", {"model": self.model, **what}))["tokens"])
+
+    def counters(self) -> str:
+        time.sleep(SETTLE_SECONDS)
+        return self.client.get("/metrics").body.decode()
 
 
-def limit_of(step: Step) -> float:
-    """Seconds after which it is broken off."""
-    return LEAST_LIMIT + step.requests * (step.cell.input_tokens / SLOW_PREFILL + step.output_tokens / SLOW_DECODE)
+@dataclass(frozen=True)
+class TimedAnswer:
+    """One request. prompt: its tokens; parts: tokens of its stream's first read, then of each part; begin, first, end:
+    moments in seconds, of which `first` is that of the first read."""
+
+    prompt: int
+    parts: tuple[int, ...]
+    begin: float
+    first: float
+    end: float
 
 
-def run_steps(
-    paths: Paths, engine: Engine, target: BenchTarget, steps: Sequence[Step], plan: BenchPlan
-) -> Iterator[dict[str, Any]]:
-    """What the driver writes, as it happens: its vLLM once, then of each step that it begins, and what came of it.
-
-    The container is gone in the end, however it ends.
+def measure_cells(target: BenchTarget, plan: BenchPlan, seed: int) -> Iterator[CellResult]:
+    """In the plan's order. seed: of a sweep's texts.
 
     Raises:
-        SmokeError: the tool ended before its last step; with its last words, or the post-mortem of the server.
+        Fault, Wrong: no request of a cell was answered.
     """
-    release, server, subject = target.subject.release, target.container, target.subject
-    with engine_errors():
-        cache = running.cache_volume(engine, release)
-        settings = running.options(release, subject.checkpoint, memory=MEMORY, gpus=subject.gpus, cache=cache)
-        container = engine.client.containers.create(
-            release.tag,
-            name=f"sparkpin-bench-load-{secrets.token_hex(3)}",
-            entrypoint=["python", "-I"],
-            command=[f"{FOLDER}/{Path(driver.__file__).name}", f"{FOLDER}/{PLAN}"],
-            labels={LABEL: owner(paths)},
-            mounts=[
-                Mount(target=FOLDER, source=None, type="volume"),
-                Mount(target=SOCKETS, source=sockets_of(server), type="volume", read_only=True),
-            ],
-            **running.apart(settings),
-        )
+    texts = random.Random(seed)
+    # Tokens of ordinary text, of which random prompts are made: no special ones among them.
+    words = target.tokenize(prompt=" ".join(one["text"] for one in PROMPTS), add_special_tokens=False)
+    for number, cell in enumerate(plan.cells, start=1):
+        # The server's own chat template: the recipe may have set another than the model's.
+        asked = target.tokenize(messages=[{"role": "user", "content": cell.prompt}]) if cell.prompt else []
+        count = 1 + cell.concurrency * cell.batches
+        prompts = [asked or texts.choices(words, k=cell.prompt_size) for _ in range(count)]
+        row = measure_cell(target, cell, plan.context - SLACK, iter(prompts))
+        failed = f", {row.failed} FAILED" if row.failed else ""
+        speed = f"{row.output_tokens} tokens in {row.seconds:.1f} s, {row.output_rate:.1f} tok/s{failed}"
+        say(f"{number} of {len(plan.cells)}: {cell.name}: {speed}")
+        yield row
+
+
+def measure_cell(target: BenchTarget, cell: Cell, room: int, prompts: Iterator[list[int]]) -> CellResult:
+    """One request that does not count, then the batches. room: tokens that a prompt and its answer may have."""
+
+    def body(most: int = cell.response_size) -> dict[str, Any]:
+        prompt = next(prompts)
+        return {
+            "model": target.model,
+            "prompt": prompt,
+            "cache_salt": secrets.token_hex(16),  # no prefix cache answers for the model
+            "max_tokens": min(most, room - len(prompt)),
+            "temperature": 0,
+            "ignore_eos": cell.whole,
+            "stream": True,
+            "return_token_ids": True,
+        }
+
+    limit = LEAST_LIMIT + cell.concurrency * (cell.prompt_size / SLOW_PREFILL + cell.response_size / SLOW_DECODE)
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(cell.concurrency))
+        clients = [stack.enter_context(target.connect(limit)) for _ in range(cell.concurrency)]
+        attempt(clients[0], body() if cell.prompt else body(WARM_UP_TOKENS))
+        before = target.counters()
+        batches = [list(pool.map(attempt, clients, [body() for _ in clients])) for _ in range(cell.batches)]
+    return result_of(cell, batches, before, target.counters())
+
+
+def attempt(client: Client, body: dict[str, Any]) -> TimedAnswer | str:
+    """Why there was no complete stream of tokens, in a message."""
+    begin = time.perf_counter()
     try:
-        files = {file.name: file.read_bytes() for file in map(Path, (driver.__file__, socket_port.__file__))}
-        running.put(container, FOLDER, files | {PLAN: plan_text(release, steps, plan, launch.SOCKET_PATH)})
-        with engine_errors():
-            container.start()
-        done = 0
-        for value in values(output(container)):
-            done += "result" in value
-            yield value
-        if done < len(steps):
-            raise gone(paths, container, server, release)
-    finally:
-        launch.remove(container)
-
-
-def sockets_of(server: Container) -> str:
-    """The volume where its socket lies."""
-    return str(next(mount["Name"] for mount in server.attrs["Mounts"] if mount["Destination"] == SOCKETS))
-
-
-def output(container: Container) -> Iterator[bytes]:
-    """Its standard output to the end, as it comes.
-
-    With Docker 20.10 the end of a container can cut short what follows its log, so only a reading that began after the
-    end counts as the last.
-    """
-    seen, ended = 0, False
-    while not ended:
-        with engine_errors():
-            container.reload()
-            ended = container.status not in ("created", "running")
-            place = 0
-            for chunk in container.logs(stream=True, follow=True, stdout=True, stderr=False):
-                new = chunk[max(0, seen - place) :]
-                place += len(chunk)
-                if new:
-                    seen = place
-                    yield new
-
-
-def values(chunks: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """The JSON of each line, however the engine cuts the stream."""
-    rest = b""
-    for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield from (json.loads(line) for line in lines if line.startswith(b"{"))
-
-
-def gone(paths: Paths, container: Container, server: Container, release: Release) -> SmokeError:
-    """Why the tool ended too soon: with a post-mortem where it was the server that did."""
-    with engine_errors():
-        words = container.logs(stdout=False, stderr=True, tail=running.LAST_LINES).decode(errors="replace").rstrip()
-    if how := ended(server):
-        found = crash_facts.examine(server, release.recipe, release.tag, how)
-        report = crash_facts.keep(crash_facts.folder_of(paths, release.recipe, release.name), found)
-        return SmokeError(
-            f"{release.tag}: the server {how} while it was measured\n" + "\n".join(postmortem.report(found)),
-            next_step=f"read {report.with_name(crash_facts.LOG)}",
-        )
-    return SmokeError(
-        f"{release.tag}: {TOOL} ended before its last step\n{words}",
-        next_step=f"invoke smoke {release.tag}",
+        reply = client.post("/v1/completions", body)
+        exchange = client.exchanges.pop()
+        require(reply.status == 200, f"status {reply.status}: {reply.start}")
+        chunks = [chunk["choices"] for chunk in parse_chunks(reply.body)]
+        sizes = [sum(len(choice.get("token_ids") or ()) for choice in choices) for choices in chunks]
+        at_once = max(1, reply.body[: exchange.first_bytes].count(b"\n\n"))  # events that a busy server has joined
+        parts = (sum(sizes[:at_once]), *filter(None, sizes[at_once:]))
+        require(parts[0] > 0, "a stream without token ids")
+    except (BadStream, Fault, Wrong) as error:
+        return str(error)
+    return TimedAnswer(
+        len(body["prompt"]), parts, begin, begin + (exchange.first or exchange.seconds), begin + exchange.seconds
     )
 
 
-def ended(server: Container) -> str | None:
-    """Why it does not run. A connection breaks some seconds before a server's last process is gone."""
-    until = time.monotonic() + ENDING_SECONDS
-    with engine_errors():
-        while True:
-            server.reload()
-            how = crash_facts.how_ended(server)
-            if how or time.monotonic() > until:
-                return how
-            time.sleep(0.5)
+def rates(batch: Sequence[TimedAnswer]) -> tuple[float, float | None]:
+    """Tokens a second of requests that began together, as llama-benchy defines them: of prompts, until the last of them
+    has its first part; of answers, from the first part of any to the end of all. None for answers of one part."""
+    prefill = sum(one.prompt for one in batch) / (max(one.first for one in batch) - min(one.begin for one in batch))
+    later = sum(sum(one.parts[1:]) for one in batch)
+    return prefill, later / (max(one.end for one in batch) - min(one.first for one in batch)) if later else None
+
+
+def result_of(cell: Cell, batches: Sequence[Sequence[TimedAnswer | str]], before: str, after: str) -> CellResult:
+    """before, after: the server's /metrics. Fault where no request was answered."""
+    every = [[one for one in batch if isinstance(one, TimedAnswer)] for batch in batches]
+    answered = [batch for batch in every if batch]
+    answers = [one for batch in answered for one in batch]
+    failures = [one for batch in batches for one in batch if isinstance(one, str)]
+    if not answers:
+        raise Fault(f"{cell.name}: none of {len(failures)} requests was answered: {failures[0]}")
+    tokens = sum(sum(one.parts) for one in answers)
+    together, each = [rates(batch) for batch in answered], [rates([one]) for one in answers]
+    decode, decode_each = ([rate for _, rate in found if rate is not None] for found in (together, each))
+    ttft = Metric.of([1e3 * (one.first - one.begin) for one in answers])
+    drafted, accepted = (grown(before, after, name) for name in (metrics.DRAFTED, metrics.ACCEPTED))
+    made = grown(before, after, GENERATED)
+    return CellResult(
+        **{**vars(cell), "prompt_size": answers[0].prompt},
+        pp_throughput=Metric.of([rate for rate, _ in together]),
+        pp_req_throughput=Metric.of([rate for rate, _ in each]),
+        tg_throughput=Metric.of(decode) if decode else None,
+        tg_req_throughput=Metric.of(decode_each) if decode else None,
+        ttfr=ttft,
+        e2e_ttft=ttft,
+        seconds=sum(max(one.end for one in batch) - min(one.begin for one in batch) for batch in answered),
+        completed=len(answers),
+        failed=len(failures),
+        output_tokens=tokens,
+        later_parts=sum(len(one.parts) - 1 for one in answers),
+        later_tokens=sum(sum(one.parts[1:]) for one in answers),
+        drafted=drafted or None,
+        accepted=accepted if drafted else None,
+        accepted_by_position=positions(before, after) if drafted else (),
+        others=None if made is None else made - tokens,
+    )
+
+
+def grown(before: str, after: str, name: str) -> int | None:
+    """By how much a counter of /metrics grew; None where the server has no such counter."""
+    then, now = metrics.total(before, name), metrics.total(after, name)
+    return None if now is None else int(now - (then or 0))
+
+
+def positions(before: str, after: str) -> tuple[float, ...]:
+    """As metrics.by_position, of what came between."""
+    drafts = grown(before, after, metrics.DRAFTS)
+    then, now = metrics.accepted_by_position(before), metrics.accepted_by_position(after)
+    return tuple((now[place] - then.get(place, 0)) / drafts for place in sorted(now)) if drafts else ()

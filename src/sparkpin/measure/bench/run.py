@@ -1,156 +1,223 @@
-"""One release measured, cell by cell."""
+"""One release measured, or two in turns."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from statistics import median
+from dataclasses import replace
+from statistics import geometric_mean, median
+from typing import Any
 
-from sparkpin.core.errors import SmokeError, SparkpinError
+from sparkpin.build.make import checkpoint_of
+from sparkpin.core.errors import BusyError, SmokeError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
-from sparkpin.host.engine import Engine
-from sparkpin.host.fingerprint import Fingerprint, read_fingerprint
+from sparkpin.host import machine
+from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.host.fingerprint import read_fingerprint
+from sparkpin.host.machine import read_gpus
 from sparkpin.measure.bench import record
-from sparkpin.measure.bench.load import TOOL, run_steps
-from sparkpin.measure.bench.measure import failures_of, measured
-from sparkpin.measure.bench.plan import BenchPlan, steps_of
-from sparkpin.measure.bench.record import BenchRecord, Ceiling, CellResult, Conditions, PeakMemory
-from sparkpin.measure.bench.target import BenchSubject, BenchTarget, memory_of, server_of, slowed
-from sparkpin.memory.decode import DecodeModel
+from sparkpin.measure.bench.load import BenchTarget, measure_cells
+from sparkpin.measure.bench.plan import BenchPlan, make_plan
+from sparkpin.measure.bench.record import BenchRecord, CellResult, Comparison, Conditions, Ratio
+from sparkpin.measure.own_server import REQUEST_SECONDS, own_server
+from sparkpin.measure.student_t import paired_interval
+from sparkpin.memory.estimates import SPARK_BANDWIDTH
 from sparkpin.memory.inputs import read_inputs
 from sparkpin.pins import manifests
-from sparkpin.pins.vllm_flags import drop_flags
+from sparkpin.pins.vllm_flags import drop_flags, served_name
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, now
+from sparkpin.releases.runs_here import uses_gpu
+from sparkpin.serve import keys, served
+from sparkpin.serve.proxy import requests_under_way
+from sparkpin.smoke.answers import Wrong, json_of
+from sparkpin.smoke.client import Client
+from sparkpin.smoke.replies import Fault
 from sparkpin.smoke.server import alone
 
-
-@dataclass(frozen=True)
-class BenchPlace:
-    """Where and on what a run happens."""
-
-    paths: Paths
-    engine: Engine
-    host: Fingerprint
-    bandwidth: float | None  # bytes a second of the memory, None where nobody stated it
-
-    @classmethod
-    def here(cls, paths: Paths, engine: Engine, bandwidth: float | None) -> BenchPlace:
-        return cls(paths, engine, read_fingerprint(engine.version), bandwidth)
+ALL = "the prompts together"
+METRICS = ("output_rate", "decode_rate", "ttft")
+GPU_MEMORY = ("nvidia-smi", "--query-compute-apps=used_memory", "--format=csv,noheader,nounits")
 
 
-def bench(place: BenchPlace, subject: BenchSubject, plan: BenchPlan) -> BenchRecord:
+def plan_for(paths: Paths, release: Release, *, quick: bool = False) -> BenchPlan:
+    config = json.loads((checkpoint_of(paths, release) / "config.json").read_text(encoding="utf-8"))
+    tokens = int((config.get("text_config") or config).get("max_position_embeddings", 0))
+    return make_plan(release.argv, tokens, quick=quick, whole=release.demands.scripted)
+
+
+def bench(paths: Paths, engine: Engine, release: Release, plan: BenchPlan) -> BenchRecord:
     """Measure the cells of a plan and keep the record.
 
     Raises:
-        SmokeError: a server or the load generator ended.
+        BusyError: the release is served, and answers others.
+        HostError: its memory plan needs more than is free.
+        SmokeError: its server did not start, or ended.
     """
-    done: list[tuple[Conditions, CellResult]] = []  # of one at least: a plan has a cell
-    peak: PeakMemory | None = None
-    held: tuple[str, ...] = ()
-    with (
-        alone(place.paths, place.engine),
-        server_of(place.paths, place.engine, subject) as server,
-    ):
-        for one in turn(place, server, plan):
-            done.append(one)
-            peak, held = memory_of(server, peak), slowed(subject, held)
+    gpus = uses_gpu(paths, release)
+    rows, slowed = list[CellResult](), dict[str, None]()
+    with target_of(paths, engine, release) as target:
+        for row in measure_cells(target, plan, 0):
+            rows.append(row)
+            slowed |= dict.fromkeys(reason for gpu in (read_gpus() if gpus else ()) for reason in gpu.slowed)
+        with engine_errors():
+            stats = target.container.stats(stream=False, one_shot=True)
+        conditions = conditions_of(engine, target)
     made = BenchRecord(
-        time=now(),
-        conditions=done[0][0],
-        cells=tuple(row for _, row in done),
-        start=server.start,
-        memory=peak,
-        slowed=held,
+        timestamp=now(),
+        model=served_name(release.argv),
+        max_concurrency=max(row.concurrency for row in rows),
+        benchmarks=tuple(rows),
+        conditions=conditions,
+        start_seconds=target.start_seconds,
+        memory=container_bytes(stats),
+        gpu_memory=gpu_bytes() if gpus else None,
+        slowed=tuple(slowed),
+        ceiling=ceiling_of(paths, release, rows) if machine.read_host().is_spark else None,
     )
-    if place.bandwidth:
-        made = with_ceiling(place, subject.release, made, place.bandwidth)
-    say(f"kept: {record.keep(place.paths, subject.release, made)}")
+    say(f"kept: {record.keep(paths, release, made)}")
     return made
 
 
-def turn(place: BenchPlace, server: BenchTarget, plan: BenchPlan) -> Iterator[tuple[Conditions, CellResult]]:
-    """The cells in the order in which they are done."""
-    steps = steps_of(plan.cells)
-    release = server.subject.release
-    conditions: Conditions | None = None
-    count = 0
-    say(f"loading {TOOL} of the image")
-    for event in run_steps(place.paths, place.engine, server, steps, plan):
-        match event:
-            case {"vllm": vllm}:
-                conditions = conditions_of(place, server, vllm)
-            case {"begin": number} if steps[number].counts:
-                say(f"measuring {steps[number].cell.name}")
-            case {"step": number, "result": result, "before": before, "after": after}:
-                row = measured(steps[number].cell, result, before, after)
-                require_answers(release, row, failures_of(result))
-                if not steps[number].counts:
-                    continue
-                count += 1
-                failed = f", {row.failed} FAILED" if row.failed else ""
-                speed = f"{row.output_tokens} tokens in {row.seconds:.1f} s, {row.output_rate:.1f} tok/s{failed}"
-                say(f"{count} of {len(plan.cells)}: {row.cell.name}: {speed}")
-                assert conditions is not None  # the tool says hello first
-                yield conditions, row
+def compare(
+    paths: Paths, engine: Engine, releases: Sequence[Release], plan: BenchPlan, rounds: int, *, keep: bool = True
+) -> Comparison:
+    """Measure two releases in turns, each with a server of its own, so that the intervals cover differences from start
+    to start. The result is kept with both, and nothing of a comparison that was broken off. keep: not for a release
+    that has no record."""
+    order = order_of(rounds)
+    conditions: dict[str, Conditions] = {}
+    rows: dict[str, list[list[CellResult]]] = {"A": [], "B": []}  # of each turn
+    for number, letter in enumerate(order, start=1):
+        say(f"turn {number} of {len(order)}: {letter}")
+        with own_target(paths, engine, releases["AB".index(letter)]) as target:
+            rows[letter].append(list(measure_cells(target, plan, len(rows[letter]))))
+            conditions[letter] = conditions_of(engine, target)
+    made = Comparison(
+        timestamp=now(),
+        a=conditions["A"],
+        b=conditions["B"],
+        order=order,
+        failed=sum(row.failed for turns in rows.values() for one in turns for row in one),
+        ratios=ratios_of(rows["A"], rows["B"]),
+    )
+    for release in releases if keep else ():
+        say(f"kept: {record.keep(paths, release, made)}")
+    return made
 
 
-def require_answers(release: Release, row: CellResult, failures: Sequence[str]) -> None:
-    if not row.completed:
-        why = failures[0] if failures else "no reason given"
-        raise SmokeError(
-            f"{release.tag}: {row.cell.name}: none of {row.failed} requests was answered: {why}",
-            next_step=f"invoke smoke {release.tag}",
+@contextlib.contextmanager
+def target_of(paths: Paths, engine: Engine, release: Release) -> Iterator[BenchTarget]:
+    """The release's service, asked by its proxy, which goes on afterwards; else a server of its own, which ends."""
+    container = served.find(engine, served.name_of(paths, release.recipe))
+    proxy = served.proxy_of(engine, container) if container else None
+    known = served.describe(engine, container) if container else None
+    if container is None or proxy is None or known is None or known.release != release.tag or not known.ready:
+        with own_target(paths, engine, release) as target:
+            yield target
+        return
+    say(f"{release.tag} is being served: that server is measured, and not restarted")
+    if under_way := requests_under_way(proxy):
+        raise BusyError(
+            f"{known.container} answers {under_way} requests of others, which a benchmark would measure, too",
+            next_step="wait until they are done, or invoke stop and then the same command again",
         )
+    key = keys.key_of(paths, release, known.host)
+
+    def connect(timeout: float) -> Client:
+        return served.client_of(known, key, timeout)
+
+    with alone(paths, engine), connect(REQUEST_SECONDS) as client:
+        try:
+            yield BenchTarget(release, container, client, connect, None)
+        except (Wrong, Fault) as fault:
+            raise SmokeError(f"{release.tag}: {fault}", next_step="invoke status, invoke logs") from None
 
 
-def conditions_of(place: BenchPlace, server: BenchTarget, vllm: str) -> Conditions:
-    release = server.subject.release
+@contextlib.contextmanager
+def own_target(paths: Paths, engine: Engine, release: Release) -> Iterator[BenchTarget]:
+    with own_server(paths, engine, release, 0) as own:
+
+        def connect(timeout: float) -> Client:
+            return Client.unix(own.server.socket, timeout=timeout)
+
+        yield BenchTarget(release, next(iter(own.server.containers)), own.client, connect, own.start_seconds)
+
+
+def conditions_of(engine: Engine, target: BenchTarget) -> Conditions:
+    release = target.release
     return Conditions(
         release=release.tag,
         image=release.image,
-        host=place.host,
-        vllm=vllm,
-        tool=TOOL,
+        host=read_fingerprint(engine.version),
+        vllm=str(json_of(target.client.get("/version"))["version"]),
         argv=tuple(drop_flags(release.argv, "--api-key")),  # a key is nobody's business who reads a report
         env={name: value for name, value in release.env.items() if name != "VLLM_API_KEY"},
-        server=server.how,
+        server="served" if target.start_seconds is None else "started",
     )
 
 
-def with_ceiling(place: BenchPlace, release: Release, record: BenchRecord, bandwidth: float) -> BenchRecord:
-    """bandwidth: bytes a second. Without a ceiling, and the reason said, where it cannot be told or no prompt of the
-    five was measured."""
-    rows = [row for row in record.of_kind("prompt") if row.decode_rate]
-    if record.decode_rate is None:
-        say("no ceiling: it is one user's, of the five prompts, and none of them was measured")
-        return record
-    context = int(median((row.prompt_tokens + row.output_tokens / 2) / row.completed for row in rows))
+def container_bytes(stats: Any) -> int | None:
+    """As `docker stats` counts: without files that the kernel may drop. cgroup 1 calls them total_inactive_file."""
+    memory = stats.get("memory_stats") or {}
+    if "usage" not in memory:
+        return None
+    parts = memory.get("stats") or {}
+    return int(memory["usage"]) - int(parts.get("total_inactive_file", parts.get("inactive_file", 0)))
+
+
+def gpu_bytes() -> int | None:
+    """Of all programs that compute on the GPUs of this machine."""
+    lines = (machine.output(GPU_MEMORY) or "").split()
+    found = [int(line) for line in lines if line.isdecimal()]
+    return sum(found) << 20 if found else None
+
+
+def ceiling_of(paths: Paths, release: Release, rows: Sequence[CellResult]) -> float | None:
+    """Of a Spark, with the acceptance and context of the five prompts. None where none of them was measured, or,
+    with the reason printed, where the pins that the release was made from do not allow one."""
+    prompts = [row for row in rows if row.kind == "prompt"]
+    if not prompts:
+        return None
+    context = int(median(row.prompt_size + row.output_tokens / row.completed / 2 for row in prompts))
+    drafted, accepted = (sum(getattr(row, name) or 0 for row in prompts) for name in ("drafted", "accepted"))
     try:
-        step = decode_of(place.paths, release).step(context)
+        with project_of(paths, release) as project:  # as it was made, whatever the pins are by now
+            recipe = manifests.load_recipe(project, release.recipe)
+            stack = manifests.load_stack(project, release.stack)
+            chain = manifests.load_chain(project, release.stage)
+            model = read_inputs(replace(paths, project=project), recipe, stack, chain).decode
+        return model.step(context).ceiling(SPARK_BANDWIDTH, accepted / drafted if drafted else 0.0)
     except SparkpinError as error:
         say(f"no ceiling: {error.message}")
-        return record
-    drafted, accepted = (sum(getattr(row, name) or 0 for row in rows) for name in ("drafted", "accepted"))
-    share = accepted / drafted if drafted else 0.0
-    rate = step.ceiling(bandwidth, share)
-    return replace(
-        record,
-        ceiling=Ceiling(
-            bandwidth=bandwidth,
-            context=context,
-            accepted=share,
-            rate=rate,
-            fraction=record.decode_rate / rate,
-        ),
-    )
+        return None
 
 
-def decode_of(paths: Paths, release: Release) -> DecodeModel:
-    """Of the release as it was made, whatever the pins say by now."""
-    with project_of(paths, release) as project:
-        recipe = manifests.load_recipe(project, release.recipe)
-        stack = manifests.load_stack(project, release.stack)
-        chain = manifests.load_chain(project, release.stage)
-        return read_inputs(replace(paths, project=project), recipe, stack, chain).decode
+def order_of(rounds: int) -> str:
+    """ABBA and so on, because machines drift: each round has one turn of both, and only figures of one round are
+    divided by each other."""
+    return "".join("BA" if number % 2 else "AB" for number in range(rounds))
+
+
+def ratios_of(a: Sequence[Sequence[CellResult]], b: Sequence[Sequence[CellResult]]) -> tuple[Ratio, ...]:
+    """a, b: the cells of each round, in the same order. The prompts come together first, then each cell by itself. A
+    metric that a cell of either side lacks in any round is left out."""
+    sides = [[{row.name: row for row in one} for one in side] for side in (a, b)]
+    prompts = {ALL: [row.name for row in a[0] if row.kind == "prompt"]}
+    found = list[Ratio]()
+    for group, names in ((prompts if prompts[ALL] else {}) | {row.name: [row.name] for row in a[0]}).items():
+        for metric in METRICS:
+            figures = [[[getattr(one[name], metric) for name in names] for one in side] for side in sides]
+            if all(value for side in figures for one in side for value in one):
+                found.append(ratio(group, metric, *([geometric_mean(one) for one in side] for side in figures)))
+    return tuple(found)
+
+
+def ratio(cell: str, metric: str, a: Sequence[float], b: Sequence[float]) -> Ratio:
+    """a, b: one figure of each round. The interval is of the logarithms of their ratios."""
+    logs = [math.log(right / left) for left, right in zip(a, b, strict=True)]
+    middle, low, high = map(math.exp, paired_interval(logs)) if len(logs) > 1 else (math.exp(logs[0]), None, None)
+    return Ratio(cell=cell, metric=metric, a=tuple(a), b=tuple(b), ratio=middle, low=low, high=high)
