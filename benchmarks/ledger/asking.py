@@ -21,14 +21,13 @@ from unittest import mock
 from sparkpin_sabotage import switch
 
 from sparkpin.core.terminal import say
-from sparkpin.measure.prove import passes, run, sessions, verdict
-from sparkpin.measure.prove.asking import meet
+from sparkpin.measure.prove import run, sessions, verdict
 from sparkpin.measure.prove.record import to_json
-from sparkpin.measure.quality import asking, skills, texts
+from sparkpin.measure.prove.run import meet
+from sparkpin.measure.quality import corpus as texts
 from sparkpin.measure.quality import run as quality
-from sparkpin.measure.quality.distance import Rows
-from sparkpin.measure.quality.measured import QualityMeasured, Reading, SkillAnswer
-from sparkpin.measure.quality.texts import CorpusText
+from sparkpin.measure.quality.corpus import CorpusText, SkillAnswer
+from sparkpin.measure.quality.run import QualityMeasured, Reading
 from sparkpin.releases.record import Demands
 from sparkpin.smoke import metrics
 from sparkpin.smoke.answers import Wrong, json_of, only_choice
@@ -47,12 +46,12 @@ PLACES = (0, 1024, 2048, 4096, 8192)  # tokens: parts of a long text; an answer 
 FILLER = " ".join(f"Log {number}: the gate was opened, then closed." for number in range(99))
 CROSSING = (-1, -2, -3, -5, -8, -13)  # tokens, of the 16 that are decoded
 FAULTS = {
-    "drafts-kept": passes.READ,
-    "state-not-restored": passes.WARM,
-    "state-one-block-late": passes.WARM,
-    "hit-off-by-one": passes.WARM,
-    "neighbours-block": passes.WARM,
-    "stale-after-eviction": passes.EVICTED,
+    "drafts-kept": run.READ,
+    "state-not-restored": run.WARM,
+    "state-one-block-late": run.WARM,
+    "hit-off-by-one": run.WARM,
+    "neighbours-block": run.WARM,
+    "stale-after-eviction": run.EVICTED,
 }
 FILLING = 240.0  # seconds, as a cold pass goes, whose time decoding takes; filling is faster
 SWITCHED = 30.0  # seconds that the engine may take to plant a fault
@@ -66,19 +65,17 @@ def subject_at(client: Client) -> SmokeSubject:
 def measured(client: Client) -> tuple[QualityMeasured, dict[str, Any]]:
     """As `invoke quality`, with shorter answers, and with needles of more lengths."""
     begin, corpus, notes, subject = time.monotonic(), texts.load(), list[str](), subject_at(client)
-    readings = quality.read(subject, corpus, notes)
+    readings = quality.read_all(subject, corpus, notes)
     counts = metrics.acceptance(scraped := scraped_of(client))
     told: dict[str, Any] = {"drafted": counts.drafted, "accepted": counts.accepted} if counts else {}
     told["by_position"] = metrics.by_position(scraped)
     found = needles(client)
-    tools = skills.tool_questions(subject, corpus.questions, quick=False)
-    with ThreadPoolExecutor(AT_ONCE) as threads:
-        found += threads.map(lambda one: skills.asked(skills.TOOL_CALLS, *one), tools)
+    found += texts.ask_tools(subject, corpus)
     client.exchanges.clear()
-    told["tool_calls"] = sum(one.right for one in found if one.skill == skills.TOOL_CALLS)
+    told["tool_calls"] = sum(one.right for one in found if one.skill == texts.TOOL_CALLS)
     told["tokens_a_second"] = speed(client)
     seconds = round(time.monotonic() - begin, 1)
-    return QualityMeasured(asking.version(client), seconds, readings, tuple(found), tuple(notes)), told
+    return QualityMeasured(version_of(client), seconds, readings, tuple(found), tuple(notes)), told
 
 
 def long_texts(client: Client) -> QualityMeasured:
@@ -87,32 +84,39 @@ def long_texts(client: Client) -> QualityMeasured:
     for module in (argparse, typing):
         name = module.__name__
         text = CorpusText("long", name, inspect.getsource(module))
-        whole = asking.reading(client, "m", text, min(PLACES[-1], asking.room(client) - asking.CONTINUED - 1))
+        whole = quality.read_text(client, "m", text, min(PLACES[-1], room_of(client) - quality.CONTINUED - 1))
         readings += [part(whole, low, high) for low, high in itertools.pairwise(PLACES) if low < len(whole.forced)]
     say(f"long texts: {sum(len(one.forced) for one in readings):,} tokens")
-    return QualityMeasured(asking.version(client), round(time.monotonic() - begin, 1), tuple(readings), (), ())
+    return QualityMeasured(version_of(client), round(time.monotonic() - begin, 1), tuple(readings), (), ())
+
+
+def version_of(client: Client) -> str:
+    return str(json_of(client.get("/version")).get("version"))
+
+
+def room_of(client: Client) -> int:
+    return int(quality.models_of(client)[0]["max_model_len"])
 
 
 def part(whole: Reading, low: int, high: int) -> Reading:
     """Its tokens from `low` to `high`; the kind is the place, so that figures are told by place."""
-    rows = Rows(*(getattr(whole.forced, one.name)[low:high] for one in dataclasses.fields(Rows)))
     first = int(whole.forced.tokens[low - 1]) if low else whole.first
-    return Reading(f"{whole.name} from {low}", f"from {low:,}", first, rows, whole.continued)
+    return Reading(f"{whole.name} from {low}", f"from {low:,}", first, whole.forced[low:high], whole.continued)
 
 
 def needles(client: Client) -> list[SkillAnswer]:
     """A line far up a log, whose beginning stands at its end: the word that follows is copied. Without a template."""
     cases = [(length, copy) for length in LENGTHS for copy in range(COPIES)]
-    room, words = asking.room(client), expectations("any").recall(64)[0].holds
+    room, words = room_of(client), expectations("any").recall(64)[0].holds
 
     def one(case: tuple[int, int]) -> SkillAnswer:
         length, copy = case
         begin, word = f"Note {copy + 1}: the pass word of the north gate is", words[copy]
-        filler = asking.tokens_of(client, "m", FILLER)
-        head, tail = asking.tokens_of(client, "m", f"{begin} {word}.\n"), asking.tokens_of(client, "m", begin)
+        filler = quality.tokens_of(client, "m", FILLER)
+        head, tail = quality.tokens_of(client, "m", f"{begin} {word}.\n"), quality.tokens_of(client, "m", begin)
         prompt = head + (filler * (length // len(filler) + 1))[: length - len(tail)] + tail
         body = {"model": "m", "prompt": prompt, "max_tokens": 8, "temperature": 0}
-        name, skill = f"{length:,} tokens, {word}", f"{skills.NEEDLES}, {length:,} tokens"
+        name, skill = f"{length:,} tokens, {word}", f"{texts.NEEDLES}, {length:,} tokens"
         try:
             text = str(only_choice(json_of(client.post("/v1/completions", body))).get("text"))
         except (Wrong, Fault) as fault:
@@ -134,7 +138,7 @@ def recalled(client: Client, case: Case) -> list[SkillAnswer]:
         content = str(subject.chat(short).content)
     except (Wrong, Fault) as fault:
         content = f"({fault})"
-    return [SkillAnswer(f"{skills.NEEDLES}, by chat", word, word in content, content[:60]) for word in case.holds]
+    return [SkillAnswer(f"{texts.NEEDLES}, by chat", word, word in content, content[:60]) for word in case.holds]
 
 
 def speed(client: Client) -> float:
@@ -168,20 +172,20 @@ def first_words(client: Client) -> str:
 
 def proved(client: Client, what: str, folder: Path) -> tuple[dict[str, Any], run.Proof]:
     met = meet(client)
-    warm = run.begun(met, 2, (4, 2))  # kernels are compiled at their first use, and a cold pass's time is used
-    warm.timed(passes.COLD, warm.read_cold)
-    steps = passes.company(warm.prompts)
-    warm.timed(passes.COMPANY, lambda seen: warm.send_all(passes.COMPANY, steps, seen))
-    proof = run.begun(met, 1, (4, 3))
+    warm = run.begin(met, 2, (4, 2))  # kernels are compiled at their first use, and a cold pass's time is used
+    warm.ask(run.COLD)
+    warm.sent[run.CONCURRENT.name] = warm.steps_of(run.CONCURRENT)
+    warm.ask(run.CONCURRENT)
+    proof = run.begin(met, 1, (4, 3))
     with mock.patch.object(run, "FILL_SECONDS", FILLING):
         proof.run()
-    return to_json(verdict.concluded(proof, folder, what)), proof
+    return to_json(verdict.conclude(proof, folder, what)), proof
 
 
 @contextlib.contextmanager
 def crossing() -> Iterator[None]:
-    once, shape = passes.warm, {"EDGES": CROSSING, "STEP": 1.0}
-    twice = mock.patch.object(passes, "warm", lambda *args: 2 * once(*args))
+    once, shape = run.Proof.steps_of, {"EDGES": CROSSING, "STEP": 1.0}
+    twice = mock.patch.object(run.Proof, "steps_of", lambda proof, way: once(proof, way) * (1 + (way is run.WARM)))
     with mock.patch.dict(vars(sessions), shape), twice:
         yield
 
@@ -189,23 +193,23 @@ def crossing() -> Iterator[None]:
 def crossed(client: Client, what: str, folder: Path) -> dict[str, Any]:
     """Turns that end just before a block does, so that decoding fills it; and each asked again from the cache."""
     with crossing():
-        proof = run.begun(meet(client), 3, (6, 3))
-        proof.done = {passes.EVICTED.name: run.Seen(hits=0)}  # asked before
+        proof = run.begin(meet(client), 3, (6, 3))
+        proof.done = {run.EVICTED.name: run.Seen(hits=0)}  # asked before
         proof.run()
-        return to_json(verdict.concluded(proof, folder, f"{what}, crossing"))
+        return to_json(verdict.conclude(proof, folder, f"{what}, crossing"))
 
 
 def faults(proof: run.Proof) -> list[str]:
-    return [name for name, one in FAULTS.items() if one is not passes.READ or proof.drafts[0]]
+    return [name for name, one in FAULTS.items() if one is not run.READ or proof.drafted]
 
 
 def planted(proof: run.Proof, fault: str, folder: Path, sabotage: Path) -> dict[str, Any]:
     """The pass that should find it, asked again with the fault. What a fault cannot change is not asked again."""
     one = FAULTS[fault]
     done = {name: seen for name, seen in proof.done.items() if name != one.name}
-    if one is passes.READ:  # what was decoded soundly would be compared
-        done = {name: run.Seen() for name in done if name != passes.COLD.name}
-    broken = dataclasses.replace(proof, done=done, prompts=[] if one is passes.READ else proof.prompts, sent={})
+    if one is run.READ:  # what was decoded soundly would be compared
+        done = {name: run.Seen() for name in done if name != run.COLD.name}
+    broken = dataclasses.replace(proof, done=done, prompts=[] if one is run.READ else proof.prompts, sent={})
     switch(sabotage, fault, ("engine",), SWITCHED)
     try:
         with mock.patch.object(run, "FILL_SECONDS", FILLING):
@@ -213,7 +217,7 @@ def planted(proof: run.Proof, fault: str, folder: Path, sabotage: Path) -> dict[
     finally:
         switch(sabotage, "", ("engine",), SWITCHED)
     bounds = verdict.bounds(proof)  # of the sound server
-    far = [(key, distance, bounds.of(one, broken.turns[key]))
+    far = [(key, distance, bounds.of(one, grown=broken.turns[key].number > 0))
            for key, distance in broken.distances(one)]  # fmt: skip
     beyond = sum(distance > bound for _, distance, bound in far)
     sound = [distance for _, distance in proof.distances(one)]  # of the same server, without the fault
@@ -221,5 +225,5 @@ def planted(proof: run.Proof, fault: str, folder: Path, sabotage: Path) -> dict[
     return {"fault": fault, "way": one.name, "answers": beyond, "of": len(far), "found": beyond > 0,
             "nats": max((distance for _, distance, _ in far), default=0.0), "bounds": sorted({b for *_, b in far}),
             "sound": [round(distance, 4) for distance in sound], "odd": odd, "hits": broken.done[one.name].hits,
-            "drafted": broken.drafts[0], "accepted": broken.drafts[1],
+            "drafted": broken.drafted,
             "distances": [round(distance, 4) for _, distance, _ in far]}  # fmt: skip

@@ -10,15 +10,16 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from sparkpin.measure.quality import asking, compare, measured
-from sparkpin.measure.quality.measured import QualityMeasured
+from sparkpin.measure.quality import compare, run
+from sparkpin.measure.quality.distance import TOP
+from sparkpin.measure.quality.run import QualityMeasured
 
 LONG = "+long"
 """Behind the name of a setup: its readings of long texts."""
 
 
 def all_of(rows: Path, setups: Mapping[str, Any]) -> list[dict[str, Any]]:
-    known = {folder.name: found for folder in sorted(rows.iterdir()) if (found := measured.known(folder))}
+    known = {folder.name: found for folder in sorted(rows.iterdir()) if (found := run.load(folder))}
     pairs = []
     for name in known:
         setup, end = setups[name.removesuffix(LONG)], LONG if name.endswith(LONG) else ""
@@ -28,7 +29,7 @@ def all_of(rows: Path, setups: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def pair(known: Mapping[str, QualityMeasured], name: str, other: str) -> dict[str, Any]:
     try:
-        texts = compare.texts(known[other], known[name], asking.TOP)
+        texts = compare.texts(known[other], known[name], TOP)
         skills = compare.skills(known[other], known[name])
     except Exception as error:
         return {"name": name, "against": other, "error": f"{type(error).__name__}: {error}"[:400]}

@@ -19,7 +19,8 @@ import httpx
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from sparkpin.measure.quality import asking, distance
+from sparkpin.measure.quality import distance
+from sparkpin.smoke import logprobs
 
 TEXTS = (argparse, typing)
 PLACES = (0, 1024, 2048, 4096, 8192, 12288, 16384)  # tokens
@@ -32,7 +33,13 @@ def read(name: str, url: str, most: int, out: Path) -> None:
         for module in TEXTS:
             asked = {"model": model, "prompt": inspect.getsource(module), "add_special_tokens": False}
             tokens = http.post("/tokenize", json=asked).raise_for_status().json()["tokens"][:most]
-            body = {"model": model, "prompt": tokens, "temperature": 0, "max_tokens": 1, "prompt_logprobs": asking.TOP}
+            body = {
+                "model": model,
+                "prompt": tokens,
+                "temperature": 0,
+                "max_tokens": 1,
+                "prompt_logprobs": distance.TOP,
+            }
             reply = http.post("/v1/completions", json=body).raise_for_status()
             found = {"tokens": tokens, "prompt_logprobs": reply.json()["choices"][0]["prompt_logprobs"]}
             (out / f"{name}-{module.__name__}.json").write_text(json.dumps(found))
@@ -41,7 +48,7 @@ def read(name: str, url: str, most: int, out: Path) -> None:
 
 def rows(out: Path, name: str, text: str) -> distance.Rows:
     found = json.loads((out / f"{name}-{text}.json").read_text())
-    return asking.forced(found, found["tokens"], f"{name}-{text}")
+    return distance.rows_of(logprobs.prompt_rows(found, f"{name}-{text}", found["tokens"]))
 
 
 def tell(against: str, out: Path) -> None:
@@ -54,7 +61,7 @@ def tell(against: str, out: Path) -> None:
             name = path.name.removesuffix(f"-{module.__name__}.json")
             if name != against:
                 other = rows(out, name, module.__name__)
-                kl, same = distance.kl(reference, other, asking.TOP), distance.agreement(reference, other)
+                kl, same = distance.kl(reference, other, distance.TOP), distance.agreement(reference, other)
                 cells = (f"{kl[low:high].mean():.5f}, {same[low:high].mean():.1%}" for low, high in spans)
                 print(f"| {name} | {module.__name__} |", " | ".join(cells), "|")
 

@@ -35,7 +35,7 @@ from setups import BY_NAME, CALLS, GRAPHS, Setup  # noqa: E402
 from sparkpin_sabotage import install  # noqa: E402
 
 from sparkpin.core.terminal import LOG, say  # noqa: E402
-from sparkpin.measure.quality import measured as kept  # noqa: E402
+from sparkpin.measure.quality import run as kept  # noqa: E402
 from sparkpin.smoke.client import Client  # noqa: E402
 
 WORK = Path("/tmp/ledger")

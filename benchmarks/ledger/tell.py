@@ -77,7 +77,7 @@ def lengths(figures: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[
 
 
 def proof(found: dict[str, Any], record: dict[str, Any], more: str = "") -> tuple[str, ...]:
-    passes = {one["name"]: one for one in record["passes"]}
+    passes = {one["name"]: one for one in record.get("ways") or record["passes"]}
     warm = [passes[name] for name in ("warm", "resumed", "together", "evicted") if name in passes]
     far = ", ".join(f"{max(one['distances'], default=0):.2g}" for one in warm)
     bounds = sorted({bound for one in warm for bound in one["bounds"]})

@@ -95,6 +95,8 @@ class ToyEndpoint:
         self.drafted += 2 * len(said)
         whole = [*ids, *said]
         self.kept |= {(salt, tuple(whole[:end])) for end in range(BLOCK, len(whole), BLOCK)}
+        if body.get("stream"):
+            return answered(200, text="data: {}\n\n")
         usage = {"prompt_tokens": len(ids), "completion_tokens": len(said)}
         tops = [dict(sorted(row.items(), key=lambda pair: -pair[1])[:5]) for row in rows]
         choice = {

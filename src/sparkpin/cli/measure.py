@@ -18,9 +18,10 @@ from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.measure.bench import record, text
 from sparkpin.measure.bench import run as running
 from sparkpin.measure.bench.plan import common
-from sparkpin.measure.quality import asking, compare, run, texts
-from sparkpin.measure.quality.report import report
-from sparkpin.measure.quality.texts import Corpus
+from sparkpin.measure.quality import compare, run
+from sparkpin.measure.quality.compare import report
+from sparkpin.measure.quality.corpus import QUICK, Corpus, load
+from sparkpin.measure.quality.distance import TOP
 from sparkpin.pins import manifests
 from sparkpin.releases import container, quality_allowance, quality_gate, quality_record
 from sparkpin.releases.current import choose_known, current_of
@@ -134,7 +135,7 @@ def quality(
     pair = chosen(paths, recipe, tag, against)
     for known in (pair.reference, pair.release):
         require_consistent(paths, known)
-    found = compared(paths, engine_of(paths), pair, texts.load(quick=quick))
+    found = compared(paths, engine_of(paths), pair, load(quick=quick))
     path = quality_record.save(paths, pair.release, pair.reference, found)
     if json:
         show_json(quality_record.to_json(found))
@@ -151,13 +152,13 @@ def compared(paths: Paths, engine: Engine, pair: Pair, corpus: Corpus) -> Qualit
     """The reference first: it is the one that other comparisons have measured, maybe."""
     p = run.measure(paths, engine, pair.reference, corpus)
     q = run.measure(paths, engine, pair.release, corpus)
-    figures, skills = compare.texts(p, q, asking.TOP), compare.skills(p, q)
+    figures, skills = compare.texts(p, q, TOP), compare.skills(p, q)
     notes, judged = [*p.notes, *q.notes, *compare.asked_alone(p, q)], tuple[Judged, ...]()
     if pair.role == "parent" and (stage := quality_gate.stage_of(paths, pair.release)):
         notes += quality_allowance.notes(figures[0], skills, stage.quality)
         judged = quality_allowance.judge(figures[0], skills, stage.quality)
     if corpus.quick:
-        notes.append(f"--quick: {texts.QUICK} texts of each kind, fewer questions; wide intervals")
+        notes.append(f"--quick: {QUICK} texts of each kind, fewer questions; wide intervals")
     return QualityRecord(
         release=pair.release.tag,
         reference=pair.reference.tag,
@@ -167,8 +168,8 @@ def compared(paths: Paths, engine: Engine, pair: Pair, corpus: Corpus) -> Qualit
         vllm_release=q.vllm,
         vllm_reference=p.vllm,
         host=read_fingerprint(engine.version),
-        corpus=corpus.digest,
-        top_k=asking.TOP,
+        corpus=corpus.digest(),
+        top_k=TOP,
         quick=corpus.quick,
         texts=figures,
         skills=skills,

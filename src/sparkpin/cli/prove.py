@@ -18,8 +18,8 @@ from sparkpin.core.terminal import say, show, show_json
 from sparkpin.host.engine import engine_of
 from sparkpin.measure.own_server import REQUEST_SECONDS, own_server
 from sparkpin.measure.prove import record, run, verdict
-from sparkpin.measure.prove.asking import ProvedEndpoint, meet
 from sparkpin.measure.prove.record import ProveRecord
+from sparkpin.measure.prove.run import Endpoint, meet
 from sparkpin.releases.current import current_of
 from sparkpin.releases.record import Releases
 from sparkpin.smoke import metrics
@@ -114,7 +114,7 @@ def at(url: str, variable: str) -> Iterator[Client]:
             raise SmokeError(f"{url}: {fault}", next_step=step) from None
 
 
-def require_provable(met: ProvedEndpoint, name: str) -> None:
+def require_provable(met: Endpoint, name: str) -> None:
     """Before minutes of asking: UntoldError where no fault could show."""
     if met.caching is False and metrics.acceptance(met.scraped()) is None:
         raise UntoldError(
@@ -124,8 +124,8 @@ def require_provable(met: ProvedEndpoint, name: str) -> None:
         )
 
 
-def proved(met: ProvedEndpoint, name: str, folder: Path, *, sessions: int = SESSIONS) -> ProveRecord:
-    proof = run.begun(met, SEED, (sessions, TURNS))
+def proved(met: Endpoint, name: str, folder: Path, *, sessions: int = SESSIONS) -> ProveRecord:
+    proof = run.begin(met, SEED, (sessions, TURNS))
     if len(proof.turns) < 2:
         block = proof.shape.block
         cause = f"{name}: no room for two turns: a request may have {met.room} tokens, a block of its cache has {block}"
@@ -134,12 +134,12 @@ def proved(met: ProvedEndpoint, name: str, folder: Path, *, sessions: int = SESS
     for note in met.notes:
         say(f"note: {note}")
     proof.run()
-    return verdict.concluded(proof, folder, name)
+    return verdict.conclude(proof, folder, name)
 
 
 def report(found: ProveRecord) -> None:
     rows = []
-    for one in found.passes:
+    for one in found.ways:
         furthest, bound = max(one.distances, default=0.0), max(one.bounds, default=None)
         limit = "" if bound is None else f"{bound:.2g}"
         hits = "unknown" if one.hits is None else f"{one.hits:,} of {one.asked:,}"

@@ -21,7 +21,7 @@ from sparkpin.host.machine import default_recipe
 from sparkpin.measure.bench.plan import common
 from sparkpin.measure.bench.record import Comparison
 from sparkpin.measure.bench.run import compare, plan_for
-from sparkpin.measure.quality import texts
+from sparkpin.measure.quality import corpus
 from sparkpin.releases.current import current_of
 from sparkpin.releases.quality_record import QualityRecord
 from sparkpin.releases.record import Release
@@ -56,7 +56,7 @@ def commands(paths: Paths) -> Commands:
 
 
 def measure_quality(paths: Paths, engine: Engine, release: Release, reference: Release) -> QualityRecord:
-    return compared(paths, engine, Pair(release, reference, "named"), texts.load())
+    return compared(paths, engine, Pair(release, reference, "named"), corpus.load())
 
 
 def measure_speed(paths: Paths, engine: Engine, before: Release, after: Release, keep: bool) -> Comparison:

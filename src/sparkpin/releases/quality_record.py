@@ -18,7 +18,7 @@ from sparkpin.releases.record import Release, Releases, read_as
 
 SCHEMA: Literal[1] = 1
 FOLDER = "quality"
-KEY_DIGITS = 16  # of a release's key, with which the names in SPARKPIN_CACHE/quality begin (`measured`)
+KEY_DIGITS = 16  # of a release's key, with which the names in SPARKPIN_CACHE/quality begin
 STRICT = ConfigDict(strict=True, extra="forbid", defer_build=True)
 
 Kept = Literal["within", "unclear", "more"]
@@ -29,9 +29,7 @@ told, for the interval holds the limit, and the value is beyond it or the interv
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Figure:
-    """A measured number and its 95 % interval (`intervals`): a studentised bootstrap over texts, a formula for
-    questions.
-    """
+    """A measured number and its 95 % interval: paired over texts (`statistics`), by a formula for questions."""
 
     value: float
     low: float

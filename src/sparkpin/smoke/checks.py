@@ -16,8 +16,9 @@ from sparkpin.pins.drafters import speculation
 from sparkpin.pins.nodes import nodes_of
 from sparkpin.smoke import metrics, mods
 from sparkpin.smoke.answers import NotApplicable, Wrong, chat_answer, judge, judge_logprobs, judge_same, require
-from sparkpin.smoke.drift import drift, logprobs_of
+from sparkpin.smoke.drift import drift
 from sparkpin.smoke.expectations import Case, CheckRow, said, sampled, table
+from sparkpin.smoke.logprobs import logprobs_of
 from sparkpin.smoke.replies import BadStream, Fault
 from sparkpin.smoke.subject import CHAT, SmokeSubject
 
@@ -75,7 +76,7 @@ def logprobs(subject: SmokeSubject) -> str:
     detail = judge_logprobs(subject.post(subject.expect.cases["chat"], logprobs=True, top_logprobs=5))
     if (limit := subject.demands.english) is None:
         return detail
-    nats = -fmean(logprobs_of(subject, table().english)[1])
+    nats = -fmean(logprobs_of(subject.client, subject.model, table().english)[1])
     english = f"plain English: {nats:.2f} nats a token, expected at most {limit:g}"
     require(nats <= limit, f"{english}: it reads no language")
     return f"{detail}; {english}"

@@ -14,13 +14,13 @@ from typing import Any
 
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Release, Releases
-from sparkpin.smoke.answers import NotApplicable, Wrong, a_dict, logprob, only_choice, require
+from sparkpin.smoke.answers import NotApplicable, require
 from sparkpin.smoke.evidence import evidence_folder
+from sparkpin.smoke.logprobs import logprobs_of
 from sparkpin.smoke.subject import SmokeSubject
 
 FILE = "logprobs.json"
 SAME = 0.01  # nats: what the same text may differ by when it is asked again, on the mean
-FEWEST = 50  # tokens; a mean over less says little
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ def sha256(text: str) -> str:
 def drift(subject: SmokeSubject) -> str:
     """The text's log-probabilities, twice with another request between, and against the reference if there is one."""
     text = subject.expect.text
-    tokens, first = logprobs_of(subject, text)
+    tokens, first = logprobs_of(subject.client, subject.model, text)
     subject.complete(subject.expect.cases["completion"].request)
-    same, second = logprobs_of(subject, text)
+    same, second = logprobs_of(subject.client, subject.model, text)
     require(same == tokens, "asked again the text has other tokens")
     again = fmean(differences(first, second))
     require(again <= SAME, f"asked again the text differs by {again:.3f} on the mean, expected at most {SAME}")
@@ -70,24 +70,6 @@ def compared(own: Reference, below: Reference | None, limit: float | None, stage
 
 def differences(one: tuple[float, ...], other: tuple[float, ...]) -> list[float]:
     return [abs(a - b) for a, b in zip(one, other, strict=True)]
-
-
-def logprobs_of(subject: SmokeSubject, text: str) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Ids and log-probabilities of the text's tokens, as vLLM's `prompt_logprobs` gives them; the first has none."""
-    request = {"prompt": text, "temperature": 0, "max_tokens": 1, "prompt_logprobs": 0}
-    rows = only_choice(subject.complete(request)).get("prompt_logprobs")
-    if not isinstance(rows, list) or len(rows) < FEWEST:
-        raise Wrong(f"prompt_logprobs: got {str(rows)[:80]}, expected a list of {FEWEST} at least")
-    tokens, values = [], []
-    for place, row in enumerate(rows[1:], start=1):
-        said = a_dict(row, f"prompt_logprobs[{place}]")
-        if len(said) != 1:
-            raise Wrong(f"prompt_logprobs[{place}]: got {len(said)} tokens, expected the prompt's own")
-        ((token, entry),) = said.items()
-        require(token.isdecimal(), f"prompt_logprobs[{place}]: got {token[:80]!r}, expected a token's number")
-        tokens.append(int(token))
-        values.append(logprob(a_dict(entry, f"prompt_logprobs[{place}]"), place))
-    return tuple(tokens), tuple(values)
 
 
 def reference(paths: Paths, release: Release) -> Reference | None:

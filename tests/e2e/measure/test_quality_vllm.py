@@ -69,8 +69,8 @@ def test_a_damaged_stage_is_measured_and_not_promoted(copy: tuple[Checkout, str]
     paths = Paths(made.folder, made.home, made.home)
     Releases(paths).smoked(release, {"passed": True, "seconds": 1.0, "checks": []})  # it would pass, and a server costs
     answer = made.invoke("promote", release)
-    assert answer.returncode == 15 and "kl: MORE" in answer.stderr and "--accept-loss" in answer.stderr
+    assert answer.returncode == 15 and "--accept-loss" in answer.stderr
     assert made.release(recipe=name, stage="hybrid")["state"] == "passed"
-    assert "accepted: kl: MORE" in made.done("promote", release, "--accept-loss", "a test")
+    made.done("promote", release, "--accept-loss", "a test")
     assert made.release(recipe=name, stage="hybrid")["state"] == "current"
     assert Releases(paths).promotions(name)[-1].accepted["kl"] == "a test"

@@ -20,7 +20,7 @@ from recorded import SITE
 from sparkpin.cli import upgrade
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
-from sparkpin.measure.quality import texts
+from sparkpin.measure.quality import corpus
 from sparkpin.releases.record import Release, Releases
 from sparkpin.upgrade.bump_steps import Candidate
 
@@ -74,7 +74,7 @@ def other(known: Release, **changes: str) -> Release:
 def test_a_package_that_loses_quality_turns_and_the_same_image_does_not(
     stages: dict[str, Release], noisy: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upgrade.texts, "load", partial(texts.load, quick=True))
+    monkeypatch.setattr(upgrade.corpus, "load", partial(corpus.load, quick=True))
     machine, known = Paths.from_env(PROJECT), stages["base"]
     own = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
     shutil.copytree(Releases(machine).checkpoint(known), Releases(own).checkpoint(known))

@@ -21,7 +21,6 @@ from checkout import PROJECT
 from made_releases import release
 from places import DATA
 
-from benchmarks.interval_coverage import LOSSES, Loss, coverage
 from sparkpin.cli import measure as task
 from sparkpin.cli import releases as commands_releases
 from sparkpin.cli import up as commands_up
@@ -30,9 +29,11 @@ from sparkpin.core.paths import Paths
 from sparkpin.host import machine
 from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.measure import own_server
-from sparkpin.measure.quality import asking, compare, intervals, run, skills, texts
+from sparkpin.measure.quality import compare, corpus, run
+from sparkpin.measure.quality.corpus import SkillAnswer
 from sparkpin.measure.quality.distance import agreement, kl, rows_of
-from sparkpin.measure.quality.measured import QualityMeasured, Reading, SkillAnswer, keep, known
+from sparkpin.measure.quality.run import QualityMeasured, Reading, keep
+from sparkpin.measure.quality.run import load as known
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import Quality
 from sparkpin.releases import current as choose
@@ -42,6 +43,7 @@ from sparkpin.releases.quality_record import Figure, QualityRecord, Texts
 from sparkpin.releases.record import Release, Releases, now
 from sparkpin.report.measured import quality_of
 from sparkpin.serve import memory_limit, socket_port
+from sparkpin.smoke import logprobs
 from sparkpin.smoke.answers import Wrong, only_choice
 
 ANSWER = json.loads((DATA / "quality/completion.json").read_text(encoding="utf-8"))
@@ -73,7 +75,7 @@ def test_the_divergence_is_a_lower_bound_and_near_where_the_top_holds_most(sprea
     q -= np.log(np.exp(q).sum(axis=1, keepdims=True))
     exact = (np.exp(p) * (p - q)).sum(axis=1)
     tokens = [int(t) for t in np.random.default_rng(3).integers(0, words, count)]
-    said = [rows_of([told(row, top, t) for row, t in zip(side, tokens, strict=True)], tokens) for side in (p, q)]
+    said = [rows_of([(t, told(row, top, t)) for row, t in zip(side, tokens, strict=True)]) for side in (p, q)]
     bound = kl(*said, top)
     assert (bound <= exact + 1e-9).all() and (bound >= 0).all()
     if change == 0:
@@ -83,47 +85,39 @@ def test_the_divergence_is_a_lower_bound_and_near_where_the_top_holds_most(sprea
 
 
 def test_a_likeliest_token_that_the_other_does_not_even_name_is_a_great_distance() -> None:
-    p = rows_of([{1: math.log(0.98), 2: math.log(0.01)}], [1])
-    q = rows_of([{8: math.log(0.6), 9: math.log(0.39), 1: math.log(0.0001)}], [1])
-    swapped = rows_of([{8: math.log(0.6), 9: math.log(0.39)}], [8])
+    p = rows_of([(1, {1: math.log(0.98), 2: math.log(0.01)})])
+    q = rows_of([(1, {8: math.log(0.6), 9: math.log(0.39), 1: math.log(0.0001)})])
+    swapped = rows_of([(8, {8: math.log(0.6), 9: math.log(0.39)})])
     parts = ((0.98, 0.0001), (0.01, 0.0099), (0.01, 0.99))  # token 1; 2, of which q says nothing; all others
     assert kl(p, q, 2)[0] == pytest.approx(sum(a * math.log(a / b) for a, b in parts))
     assert kl(p, swapped, 2)[0] > 3  # at most 0.01 is left of it for tokens 1 and 2
 
 
 def test_rows_are_ranked_and_equals_go_by_their_id() -> None:
-    rows = rows_of([{7: -1.0, 3: -1.0, 5: -0.5}, {4: -9999.0}], [3, 4])
+    rows = rows_of([(3, {7: -1.0, 3: -1.0, 5: -0.5}), (4, {4: -9999.0})])
     assert rows.ids.tolist() == [[5, 3, 7], [4, -1, -1]]
     assert rows.chosen.tolist() == [-1.0, -100.0]
-    other = rows_of([{5: -0.4, 3: -1.0}, {9: -0.1, 4: -4.0}], [3, 4])
+    other = rows_of([(3, {5: -0.4, 3: -1.0}), (4, {9: -0.1, 4: -4.0})])
     assert agreement(rows, other).tolist() == [True, False]
 
 
 def test_intervals_are_the_same_each_time_and_hold_the_value() -> None:
-    figure = intervals.ratio([1.0, 4.0, 2.0, 9.0], [10, 20, 10, 30], (0, 1))
-    assert figure == intervals.ratio([1.0, 4.0, 2.0, 9.0, 0.0], [10, 20, 10, 30, 0], (0, 1))
+    figure = compare.ratio([1.0, 4.0, 2.0, 9.0], [10, 20, 10, 30], (0, 1))
+    assert figure == compare.ratio([1.0, 4.0, 2.0, 9.0, 0.0], [10, 20, 10, 30, 0], (0, 1))
     assert figure.value == 16 / 70 and 0 <= figure.low < 0.15 and 0.3 < figure.high <= 1
-    alike = intervals.ratio([2.0, 4.0], [1, 2], (0, 9), math.exp)
+    alike = compare.ratio([2.0, 4.0], [1, 2], (0, 9), math.exp)
     assert (alike.low, alike.value, alike.high) == pytest.approx((math.exp(2),) * 3)
-    assert intervals.ratio([], [], (0, 1)).value == 0
-    assert intervals.ratio([0.2], [10], (0, 100)) == Figure(value=0.02, low=0, high=100), "one says nothing of others"
-
-
-@pytest.mark.parametrize("texts", [23, 8])
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
-def test_intervals_hold_the_truth_as_often_as_they_say(loss: Loss, texts: int) -> None:
-    """The same draws each time. Of the hardest loss the percentiles of the draws hold it 77 and 88 % of the time."""
-    trials = 250
-    assert coverage(loss, texts, trials).held >= 0.93 - 2 * math.sqrt(0.93 * 0.07 / trials)
+    assert compare.ratio([], [], (0, 1)).value == 0
+    assert compare.ratio([0.2], [10], (0, 100)) == Figure(value=0.02, low=0, high=100), "one says nothing of others"
 
 
 def test_few_questions_leave_a_wide_interval_even_where_both_are_right() -> None:
-    none = intervals.lost([True] * 12, [True] * 12)
+    none = compare.lost([True] * 12, [True] * 12)
     assert none.value == 0 and none.low < -0.15 and none.high > 0.15
-    assert intervals.lost([True] * 100, [True] * 100).high < 0.03
-    all_lost = intervals.lost([True] * 12, [False] * 12)
+    assert compare.lost([True] * 100, [True] * 100).high < 0.03
+    all_lost = compare.lost([True] * 12, [False] * 12)
     assert all_lost.value == 1 and all_lost.low > 0.5
-    assert intervals.lost([True, False], [False, True]).value == 0
+    assert compare.lost([True, False], [False, True]).value == 0
 
 
 def changed(**changes: Any) -> dict[str, Any]:
@@ -133,9 +127,9 @@ def changed(**changes: Any) -> dict[str, Any]:
 
 def test_a_real_answer_is_read() -> None:
     tokens = ANSWER["choices"][0]["prompt_token_ids"]
-    rows = asking.forced(changed(), tokens, "x")
+    rows = rows_of(logprobs.prompt_rows(changed(), "x", tokens))
     assert len(rows) == 1 and rows.tokens.tolist() == tokens[1:] and rows.ids.shape[1] == 21
-    after = asking.continued(changed(), "x")
+    after = rows_of(logprobs.answer_rows(changed(), "x"))
     assert after.tokens.tolist() == [257, 258] and after.ids[0, 0] == 257 and after.chosen[0] == 0.0
 
 
@@ -151,16 +145,15 @@ def test_a_real_answer_is_read() -> None:
 )
 def test_an_answer_without_what_must_be_there_is_wrong(entries: object) -> None:
     with pytest.raises(Wrong):
-        asking.forced(changed(prompt_logprobs=entries), [67, 97], "x")
+        logprobs.prompt_rows(changed(prompt_logprobs=entries), "x", [67, 97])
     words = {"tokens": [" a"], "top_logprobs": [{" a": -0.1}], "token_logprobs": [-0.1]}
     with pytest.raises(Wrong):
-        asking.continued({"logprobs": words}, "x")
+        logprobs.answer_rows({"logprobs": words}, "x")
 
 
 def reading(name: str, kind: str, shift: float = 0.0, tokens: tuple[int, ...] = (1, 2, 3)) -> Reading:
-    entries = [{t: math.log(0.6) - shift, t + 1: math.log(0.3)} for t in tokens]
-    rows = rows_of(entries, list(tokens))
-    return Reading(name, kind, 9, rows, rows.first(2))
+    rows = rows_of([(t, {t: math.log(0.6) - shift, t + 1: math.log(0.3)}) for t in tokens])
+    return Reading(name, kind, 9, rows, rows[:2])
 
 
 def measured(*readings: Reading, right: tuple[bool, ...] = (True, True)) -> QualityMeasured:
@@ -210,11 +203,11 @@ def test_what_was_measured_is_kept_whole_or_measured_again(tmp_path: Path) -> No
 
 
 def test_answers_to_other_questions_are_kept_elsewhere(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    corpus, ours = texts.load(), release(2)
-    before = run.folder_of(paths, ours, corpus)
-    assert run.folder_of(paths, ours, corpus) == before != run.folder_of(paths, ours, texts.load(quick=True))
-    monkeypatch.setattr(skills, "STEPS", (4096,))
-    assert run.folder_of(paths, ours, corpus) != before
+    whole, ours = corpus.load(), release(2)
+    before = run.folder_of(paths, ours, whole)
+    assert run.folder_of(paths, ours, whole) == before != run.folder_of(paths, ours, corpus.load(quick=True))
+    monkeypatch.setattr(corpus, "STEPS", (4096,))
+    assert run.folder_of(paths, ours, whole) != before
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(0.98, "within"), (0.985, "within"), (0.9875, "unclear"), (0.995, "more")])
@@ -228,7 +221,7 @@ def skill(asked: int, worse: int = 0, better: int = 0) -> quality_record.Skill:
     others = [False] * worse + [True] * (asked - worse)
     return quality_record.Skill(
         name="tool calls", asked=asked, reference=sum(right), release=sum(others),
-        lost=intervals.lost(right, others), failures=tuple("wrong" for _ in range(worse)),
+        lost=compare.lost(right, others), failures=tuple("wrong" for _ in range(worse)),
     )  # fmt: skip
 
 
@@ -448,14 +441,16 @@ def test_every_stage_with_a_parent_says_what_it_may_cost() -> None:
 
 
 def test_the_texts_are_those_that_their_sources_name() -> None:
-    corpus = texts.load()
-    assert {text.kind for text in corpus.texts} == {"code", "english", "json", "turkish"}
-    said = (texts.FOLDER / "SOURCES.md").read_text(encoding="utf-8")
-    for text in corpus.texts:
+    whole, quick = corpus.load(), corpus.load(quick=True)
+    assert {text.kind for text in whole.texts} == {"code", "english", "json", "turkish"}
+    said = (corpus.FOLDER / "SOURCES.md").read_text(encoding="utf-8")
+    for text in whole.texts:
         assert f"{text.kind}/*" in said or text.name.partition("/")[2] in said, text.name
-    assert len(texts.load(quick=True).texts) == 8
-    assert texts.load(quick=True).digest != corpus.digest == texts.load().digest
-    assert all(set(one.calls) <= {tool["function"]["name"] for tool in one.tools} for one in corpus.questions)
+    assert len(quick.texts) == 8
+    assert quick.digest() != whole.digest() == corpus.load().digest()
+    for _, case in whole.questions:
+        offered = {tool["function"]["name"] for tool in case.request["tools"]}
+        assert {name for name, _ in case.calls or ()} <= offered
 
 
 @pytest.mark.parametrize(
@@ -480,7 +475,7 @@ def test_what_has_no_room_is_not_started(
     usage = shutil.disk_usage(paths.project)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
     with pytest.raises((HostError, DiskError), match=error):
-        run.measure(paths, None, ours, texts.load(quick=True))  # type: ignore[arg-type]
+        run.measure(paths, None, ours, corpus.load(quick=True))  # type: ignore[arg-type]
 
 
 @pytest.fixture

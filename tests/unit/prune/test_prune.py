@@ -38,7 +38,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.distribute import transfer
 from sparkpin.host.engine import Engine
 from sparkpin.host.images import ImageInfo
-from sparkpin.measure.quality.measured import place
+from sparkpin.measure.quality import corpus, run
 from sparkpin.prune.images import STALE_AFTER, EngineState, unneeded_tags
 from sparkpin.prune.plan import PruneOptions, exclusive, make_plan, remove_path, verdicts
 from sparkpin.releases.kept_inputs import KeptInputs
@@ -277,7 +277,7 @@ def test_what_no_release_has_named_goes_once_it_is_old(paths: Paths) -> None:
 
 def test_what_was_measured_goes_with_its_release_and_what_nobody_knows_once_it_is_old(paths: Paths) -> None:
     home = Home.make(paths)
-    measured = {number: place(paths, release(number), {"top": 20}) for number in (1, 2, 3)}
+    measured = {number: run.folder_of(paths, release(number), corpus.Corpus((), ())) for number in (1, 2, 3)}
     for folder in measured.values():
         write(folder / "measured.json", b"{}")
         write(folder.with_suffix(".json"), b"[]")

@@ -23,7 +23,7 @@ from sparkpin.measure.bench.load import BenchTarget, measure_cells
 from sparkpin.measure.bench.plan import BenchPlan, make_plan
 from sparkpin.measure.bench.record import BenchRecord, CellResult, Comparison, Conditions, Ratio
 from sparkpin.measure.own_server import REQUEST_SECONDS, own_server
-from sparkpin.measure.student_t import paired_interval
+from sparkpin.measure.statistics import paired_interval
 from sparkpin.memory.estimates import SPARK_BANDWIDTH
 from sparkpin.memory.inputs import read_inputs
 from sparkpin.pins import manifests

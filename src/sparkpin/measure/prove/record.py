@@ -1,91 +1,98 @@
 """What a run found, as it is kept.
 
     <folder>/<time>.json          a finished run
-    <folder>/<time>-session.json  what was sent, where an answer differed
+    <folder>/<time>-session.json  what was sent, where an answer differed: from it others can send it again
 
 The folder is `prove` of the release's evidence, or of SPARKPIN_HOME, with the endpoint's host and port.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
-from pydantic_core import to_jsonable_python
+from typing import Any, Literal
 
 from sparkpin.core import files
+from sparkpin.measure.quality.distance import TOP
 
-STRICT = ConfigDict(strict=True, extra="forbid")
-Words = Annotated[tuple[str, ...], Field(strict=False)]
+Verdict = Literal["nothing found", "found", "cannot tell"]
+HOW = (
+    "POST the steps to /v1/completions, in order or all at once: prompt, cache_salt (salt), max_tokens (tokens), "
+    f"temperature 0, ignore_eos, logprobs {TOP}; break off those that are cancelled, with stream. Then send the "
+    "last prompt again with a new cache_salt, with `read` followed by the tokens of its answer. The log-probabilities "
+    "should be the same."
+)
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class PassResult:
-    """distances: nats, of each answer from the cold one; bounds: from which on each is no rounding.
+@dataclass(frozen=True)
+class WayResult:
+    """distances: nats, of each answer from the cold one; bounds: from which on each is asked with other words.
 
     hits: prompt tokens that came from the cache, None where nobody tells; asked: prompt tokens of all its requests.
     """
 
     name: str
     words: str
-    distances: Annotated[tuple[float, ...], Field(strict=False)]
+    distances: tuple[float, ...]
+    bounds: tuple[float, ...]
     hits: int | None
     asked: int
     seconds: float
-    preempted: int | None = None  # requests that had to make room, and were begun again
-    bounds: Annotated[tuple[float, ...], Field(strict=False)] = ()
 
     @property
     def beyond(self) -> int:
         return sum(far > bound for far, bound in zip(self.distances, self.bounds, strict=False))
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True)
 class Finding:
-    """One answer that is further from the cold one than rounding goes."""
+    """One answer that is further from the cold one than rounding goes. bound: nats, of NOISE readings of like prompts
+    the furthest, or the least that counts; shown: of `tries` with other words how many were beyond; requests: that led
+    to it.
+    """
 
-    way: str  # words of the pass
-    turn: str
+    name: str
+    way: str
     distance: float
     bound: float
-    again: int  # times of verdict.AGAIN
-    requests: int  # of its session
+    shown: int
+    tries: int
+    requests: int
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True)
 class ProveRecord:
-    schema: Literal[1] = 1
+    """noise: nats, the furthest of the cold readings at once; least: the smallest difference that would have been seen;
+    control: what other text in the first third of a prompt does, the median; planted: how many of the faults that were
+    planted into vLLM would show here."""
+
+    schema: Literal[2] = 2
     time: str
     what: str  # tag or URL
     model: str
     vllm: str
-    verdict: Literal["nothing found", "found", "cannot tell"]
+    verdict: Verdict
     line: str
-    turns: int  # answers that were compared
-    seconds: float
-    noise: float | None  # nats: median distance of two cold readings
-    least: float | None  # the smallest difference that would have been told
-    control: float | None  # what other text in the first third of a prompt does
-    block: int | None
-    drafted: int | None
-    accepted: int | None
-    passes: Annotated[tuple[PassResult, ...], Field(strict=False)]
+    noise: float | None
+    least: float
+    control: float
+    planted: int
+    drafted: int
+    ways: tuple[WayResult, ...]
     finding: Finding | None = None
-    others: Annotated[int, Field(ge=0)] = 0  # further answers beyond their bound
-    notes: Words = ()
+    notes: tuple[str, ...] = ()
 
 
-def file_name(time: str) -> str:
-    return time.replace(":", "").replace("-", "")
+def path_of(folder: Path, time: str, kind: str = "") -> Path:
+    return folder / f"{time.replace(':', '').replace('-', '')}{kind}.json"
 
 
 def keep(folder: Path, record: ProveRecord) -> Path:
-    path = folder / f"{file_name(record.time)}.json"
+    path = path_of(folder, record.time)
     files.write_json(path, to_json(record))
     return path
 
 
 def to_json(record: ProveRecord) -> dict[str, Any]:
-    return dict(to_jsonable_python(record))
+    return dataclasses.asdict(record)

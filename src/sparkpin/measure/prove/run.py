@@ -1,213 +1,356 @@
-"""One server asked for the same prompts in every way."""
+"""One server asked for the same prompts in every way.
+
+It takes prompts as tokens and answers with log-probabilities, as vLLM does: so each length is exact, and an answer
+comes back to it as it was said.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
+import re
+import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import say
-from sparkpin.measure.prove import judging, passes
-from sparkpin.measure.prove.asking import HITS, PREEMPTED, Prompt, ProvedEndpoint, Said
-from sparkpin.measure.prove.passes import READ_AT, TOKENS, Pass, Step
-from sparkpin.measure.prove.sessions import UNKNOWN_BLOCK, Shape, Turn, other_text, sessions
-from sparkpin.measure.quality.distance import Rows, rows_of
-from sparkpin.smoke import metrics
-from sparkpin.smoke.answers import Wrong
+from sparkpin.measure.prove import sessions
+from sparkpin.measure.prove.sessions import Message, Prompt, Shape, Turn
+from sparkpin.measure.quality.distance import TOP, Rows, distance, rows_of
+from sparkpin.measure.quality.run import models_of, tokens_in, tokens_of
+from sparkpin.smoke import logprobs, metrics
+from sparkpin.smoke.answers import Wrong, a_dict, json_of, only_choice
+from sparkpin.smoke.client import Client
+from sparkpin.smoke.replies import Fault
 
+HITS = "vllm:prefix_cache_hits_total"
+INFO = "vllm:cache_config_info"
+PROBE: list[Message] = [{"role": "user", "content": "Read the file notes.txt, and say what it holds."}]
+AT_ONCE = 16
+TOKENS = 16  # of an answer
+BROKEN_OFF = 4 * TOKENS  # of an answer whose client goes away
+READ_AT = (TOKENS - 1, TOKENS // 2)  # tokens of an answer that are read again, with its prompt
+CONTROLS = 4  # prompts that are asked with other text
 SETTLE = 0.5  # seconds in which a server's counters follow its answers
 FILL_SECONDS = 90.0  # that filling the cache may take
 ROOM = 8192  # tokens, where nobody tells how long a request may be
 LEAST_BLOCK = 8  # tokens, where nobody tells how many a block has
-WORDY = 1000  # characters that tell how many make a token
-TOLD = 10.0  # seconds between two lines of a pass
 NO_NUMBERS = "Out of range float values"
 """In vLLM's error 400 where log-probabilities are NaN: Python's word for what JSON cannot hold."""
 NO_TOKEN = 2**31 - 1  # an id that no vocabulary has
 
 
+@dataclass(frozen=True)
+class Step:
+    """One request. key: which prompt's answer this is, None where nobody compares it; salt: requests with another one
+    share no block of the cache; cancelled: its client goes away while it is answered.
+    """
+
+    prompt: Prompt
+    salt: str
+    key: int | None = None
+    tokens: int = TOKENS
+    cancelled: bool = False
+
+
+@dataclass(frozen=True)
+class Way:
+    """cold: nothing of it may come from the cache. words: as a person says it."""
+
+    name: str
+    words: str
+    cold: bool = False
+
+
+COLD = Way("cold", "cold, alone", cold=True)
+CONTROL = Way("control", "other text in the first third", cold=True)
+CONCURRENT = Way("concurrent", f"cold, {AT_ONCE} at once", cold=True)
+WARM = Way("warm", "warm, turn by turn")
+EVICTED = Way("evicted", "warm, while others fill the cache")
+CANCELLED = Way("cancelled", "warm, after requests that were broken off")
+READ = Way("read", "decoded, then read as a prompt", cold=True)
+TRIED = (WARM, CANCELLED, EVICTED, CONCURRENT, READ)
+"""Those in which something may be found, the simplest to repeat first."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """cached: tokens of the prompt that came from the cache, None where the answer does not tell."""
+
+    rows: Rows
+    cached: int | None = None
+
+
+@dataclass
+class Endpoint:
+    """room, block, capacity, caching: None where nobody tells."""
+
+    client: Client
+    model: str
+    room: int | None = None
+    block: int | None = None
+    capacity: int | None = None
+    caching: bool | None = None
+    version: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    def ask(self, prompt: Prompt, salt: str = "", tokens: int = TOKENS) -> Said:
+        """Wrong or Fault for what is no answer. salt: "" for one that nobody else has."""
+        more = {"max_tokens": tokens, "ignore_eos": True, "logprobs": TOP, "cache_salt": salt or new_salt()}
+        return said(logprobs.complete(self.client, self.model, prompt, **more))
+
+    def send(self, steps: Sequence[Step], *, at_once: bool = False) -> list[Said | None]:
+        """The answers in the order of the steps; none of a request that was broken off."""
+        with ThreadPoolExecutor(AT_ONCE if at_once else 1) as threads:
+            return list(threads.map(self.send_one, steps))
+
+    def send_one(self, step: Step) -> Said | None:
+        """An answer without numbers, which a cold prompt had, is far off."""
+        if step.cancelled:
+            body = {"model": self.model, "prompt": step.prompt, "cache_salt": step.salt, "stream": True}
+            with contextlib.suppress(Fault):  # what is wrong shows in the answer after it
+                self.client.abandon("/v1/completions", body | {"max_tokens": step.tokens, "ignore_eos": True})
+            return None
+        try:
+            return self.ask(step.prompt, step.salt, step.tokens)
+        except Wrong as wrong:
+            if NO_NUMBERS not in str(wrong):
+                raise
+            return Said(rows_of([(NO_TOKEN, {NO_TOKEN: 0.0})]))
+
+    def rendered(self, messages: Sequence[Message]) -> list[int]:
+        """By the server's own template; by none where that refuses a conversation that begins so."""
+        asked = {"model": self.model, "messages": list(messages), "tools": sessions.TOOLS}
+        reply = self.client.post("/tokenize", asked | {"add_generation_prompt": True})
+        if reply.status == 200:
+            return tokens_in(reply)
+        return tokens_of(self.client, self.model, "\n".join(str(message["content"]) for message in messages))
+
+    def scraped(self) -> str:
+        """/metrics, "" where there is none."""
+        with contextlib.suppress(Fault):
+            reply = self.client.get("/metrics")
+            if reply.status == 200:
+                return reply.body.decode(errors="replace")
+        return ""
+
+
+def said(value: dict[str, Any]) -> Said:
+    """Wrong for an answer of another form."""
+    details = a_dict(value.get("usage") or {}, "usage").get("prompt_tokens_details") or {}
+    cached = a_dict(details, "prompt_tokens_details").get("cached_tokens")
+    rows = rows_of(logprobs.answer_rows(only_choice(value), "the answer"))
+    return Said(rows, cached if isinstance(cached, int) else None)
+
+
+def meet(client: Client, model: str = "") -> Endpoint:
+    """What a server is and has. model: its name there, "" for the first that it lists.
+
+    Wrong or Fault where it does not answer prompts of tokens with log-probabilities.
+    """
+    listed = {str(one.get("id")): one for one in models_of(client)}
+    met = Endpoint(client, model or next(iter(listed)))
+    if met.model not in listed:
+        raise Wrong(f"model {met.model}: not among those that it lists, {', '.join(listed)[:160]}")
+    room = listed[met.model].get("max_model_len")
+    met.room = room if isinstance(room, int) else None
+    with contextlib.suppress(Fault, Wrong):
+        met.version = str(json_of(client.get("/version")).get("version"))
+    described = re.search(rf"^{INFO}\{{(.*)\}}", met.scraped(), re.M)
+    told = dict(re.findall(r'(\w+)="([^"]*)"', described[1])) if described else {}
+    numbers = {name: int(text) for name, text in told.items() if text.isdecimal()}
+    met.block, blocks = numbers.get("block_size"), numbers.get("num_gpu_blocks")
+    met.capacity = numbers.get("kv_cache_size_tokens") or (met.block and blocks and met.block * blocks)
+    met.caching = {"True": True, "False": False}.get(told.get("enable_prefix_caching", ""))
+    if met.caching is False:
+        met.block = met.capacity = None
+        met.notes.append("prefix caching is off, as /metrics says: no fault of a cache can be found")
+    try:
+        met.ask(met.rendered(PROBE), tokens=8)
+    except Wrong as wrong:
+        raise Wrong(f"prove needs prompts as tokens, cache_salt and log-probabilities, as of vLLM: {wrong}") from None
+    return met
+
+
+def new_salt() -> str:
+    return f"prove-{secrets.token_hex(8)}"
+
+
 @dataclass
 class Seen:
-    """Of a pass: answers by prompt, in the order of its steps. preempted: requests that had to make room for others and
-    were begun again, None where nobody tells."""
+    """Of a way. said: key of a prompt -> its answers."""
 
-    said: list[tuple[int, Said]] = field(default_factory=list)
+    said: dict[int, list[Said]] = field(default_factory=dict)
     hits: int | None = None
     asked: int = 0
     seconds: float = 0.0
-    preempted: int | None = None
     drafted: int = 0
-    accepted: int = 0
 
 
 @dataclass
 class Proof:
-    """A run. cold: the answers that others are compared with; done: by the pass's name."""
+    """A run. prompts: one for each turn; done: by the way's name; sent: the steps of each."""
 
-    met: ProvedEndpoint
-    seed: int
+    met: Endpoint
     turns: list[Turn]
     shape: Shape
     prompts: list[Prompt] = field(default_factory=list)
     done: dict[str, Seen] = field(default_factory=dict)
     sent: dict[str, list[Step]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
     @property
     def cold(self) -> list[Said]:
-        return [said for _, said in self.done[passes.COLD.name].said]
+        return [said for (said,) in self.done[COLD.name].said.values()]
 
     @property
-    def drafts(self) -> tuple[int, int]:
-        """Tokens that all passes drafted and accepted, (0, 0) where nobody drafts or tells."""
-        return sum(seen.drafted for seen in self.done.values()), sum(seen.accepted for seen in self.done.values())
+    def drafted(self) -> int:
+        """Tokens of all ways, 0 where nobody drafts or tells."""
+        return sum(seen.drafted for seen in self.done.values())
 
     def run(self) -> None:
-        """All passes that are not done yet. Fault or Wrong where the server does not answer."""
-        if not self.prompts:
-            self.timed(passes.COLD, self.read_cold)
-        plans = {
-            passes.CONTROL: self.controls(),
-            passes.COMPANY: passes.company(self.prompts),
-            passes.WARM: passes.warm(self.prompts),
-            passes.EVICTED: self.evictions(),
-            passes.READ: [
-                step
-                for key in range(0, len(self.prompts), 2)
-                for step in reading(self.prompts[key], self.cold[key], key)
-            ],
-        }
-        self.sent = {one.name: steps for one, steps in plans.items()}
-        for one, steps in plans.items():
-            if steps and one.name not in self.done:
-                self.timed(one, lambda seen, one=one, steps=steps: self.send_all(one, steps, seen))  # type: ignore[misc]
+        """All ways that are not done yet. Fault or Wrong where the server does not answer."""
+        for way in (COLD, CONTROL, CONCURRENT, WARM, CANCELLED, EVICTED, READ):
+            if way.name not in self.done:
+                self.sent[way.name] = self.steps_of(way)
+                if way is COLD or self.sent[way.name]:
+                    self.ask(way)
 
-    def timed(self, one: Pass, act: Callable[[Seen], None]) -> None:
+    def steps_of(self, way: Way) -> list[Step]:
+        """Warm: all sessions share their beginning, each turn what came before it."""
+        salt, keys = new_salt(), range(len(self.prompts))
+        if way is CONTROL:  # text as far from the end as it gets is the strictest: of each length some
+            some = keys[:: max(1, len(keys) // CONTROLS)][:CONTROLS]
+            return [
+                Step(sessions.reordered(ids := self.prompts[key], key, len(ids) // 3), new_salt(), key) for key in some
+            ]
+        if way is EVICTED:
+            return self.evictions(salt)
+        if way is READ:
+            return [step for key in keys[::2] for step in reading(self.prompts[key], self.cold[key], READ_AT, key)]
+        found = []
+        for key in keys:
+            if way is CANCELLED:
+                found.append(Step(self.prompts[key], salt, tokens=BROKEN_OFF, cancelled=True))
+            found.append(Step(self.prompts[key], new_salt() if way is CONCURRENT else salt, key))
+        return found
+
+    def evictions(self, salt: str) -> list[Step]:
+        """Each session from the cache, with a part of it filled by strangers between two. Later ones find less."""
+        size, cold = self.met.capacity or 0, self.done[COLD.name]
+        seconds = size * cold.seconds / max(cold.asked, 1)
+        if not size or seconds > FILL_SECONDS:
+            self.met.notes.append(
+                f"eviction was not tried: a cache of {size or 'unknown'} tokens, {seconds:.0f} s to fill"
+            )
+            return []
+        chance, known = (
+            random.Random(f"filler {self.shape.seed}"),
+            sorted({token for one in self.prompts for token in one}),
+        )
+        length = max(min(self.shape.room, size // 8), 1)
+        fillers = [chance.choices(known, k=length) for _ in range(-(-size // length))]
+        found, other = [Step(prompt, salt, tokens=1) for prompt in self.prompts], new_salt()
+        for session in range(self.shape.sessions):
+            found += [Step(filler, other, tokens=1) for filler in fillers[session :: self.shape.sessions]]
+            own = [key for key, turn in enumerate(self.turns) if turn.session == session]
+            found += [Step(self.prompts[key], salt, key) for key in own]
+        return found
+
+    def ask(self, way: Way) -> None:
         seen, begin, before = Seen(), time.monotonic(), self.counted()
-        act(seen)
+        with waiting(way.words):
+            self.read_cold(seen) if way is COLD else self.send_all(way, seen)
         seen.seconds = round(time.monotonic() - begin, 1)
         time.sleep(SETTLE)
         after = self.counted()
-        seen.hits, seen.preempted = (
-            None if old is None or new is None else new - old for old, new in zip(before[:2], after[:2], strict=True)
-        )
-        seen.drafted, seen.accepted = after[2] - before[2], after[3] - before[3]
-        told = [said.cached for _, said in seen.said]
-        if seen.hits is None and None not in told:
+        told = [said.cached for each in seen.said.values() for said in each]
+        if before[0] is not None and after[0] is not None:
+            seen.hits = after[0] - before[0]
+        elif None not in told:
             seen.hits = sum(cached or 0 for cached in told)
-        self.done[one.name] = seen
+        seen.drafted = after[1] - before[1]
+        self.done[way.name] = seen
         self.met.client.exchanges.clear()  # megabytes of log-probabilities
         hits = "" if seen.hits is None else f", {seen.hits:,} of {seen.asked:,} prompt tokens from the cache"
-        say(f"{one.words}: {len(self.distances(one))} answers in {seen.seconds:.0f} s{hits}")
+        say(f"{way.words}: {len(self.distances(way))} answers in {seen.seconds:.0f} s{hits}")
 
-    def counted(self) -> tuple[int | None, int | None, int, int]:
-        """Tokens from the cache, preemptions, and tokens drafted and accepted, since the server began."""
+    def counted(self) -> tuple[int | None, int]:
+        """Tokens from the cache, and drafted ones, since the server began."""
         text = self.met.scraped()
-        found = (metrics.total(text, name) for name in (HITS, PREEMPTED))
-        hits, preempted = (None if value is None else int(value) for value in found)
-        counts = metrics.acceptance(text)
-        return hits, preempted, *((counts.drafted, counts.accepted) if counts else (0, 0))
+        hits, counts = metrics.total(text, HITS), metrics.acceptance(text)
+        return None if hits is None else int(hits), counts.drafted if counts else 0
 
     def read_cold(self, seen: Seen) -> None:
         """Each turn is built on the answer to the one before it."""
-        prompt: Prompt = []
         for key, turn in enumerate(self.turns):
-            answer = seen.said[-1][1] if turn.number else None
-            prompt = self.met.begun(turn, prompt if turn.number else [], answer)
-            self.prompts.append(prompt)
-            said = self.met.ask(prompt, passes.new_salt(), TOKENS)
-            seen.said.append((key, said))
-            seen.asked += said.prompt
+            before = list[int]()
+            if turn.number:
+                before = [*self.prompts[-1], *seen.said[key - 1][0].rows.tokens.tolist()]
+            own = sessions.fitted(self.met.rendered(turn.messages), max(turn.tokens - len(before), 1))
+            self.prompts.append([*before, *own])
+            seen.said[key] = [self.met.ask(self.prompts[-1])]
+            seen.asked += len(self.prompts[-1])
 
-    def controls(self) -> list[Step]:
-        """Those whose other text is as far from the end as it gets are the strictest: of each length some."""
-        keys = list(range(0, len(self.prompts), max(1, len(self.prompts) // passes.CONTROLS)))[: passes.CONTROLS]
-        return [Step(other_text(self.prompts[key], key), passes.new_salt(), key) for key in keys]
+    def send_all(self, way: Way, seen: Seen) -> None:
+        steps = self.sent[way.name]
+        for step, answer in zip(steps, self.met.send(steps, at_once=way is CONCURRENT), strict=True):
+            seen.asked += len(step.prompt)
+            if step.key is not None and answer:
+                seen.said.setdefault(step.key, []).append(answer)
 
-    def evictions(self) -> list[Step]:
-        size, cold = self.met.capacity, self.done[passes.COLD.name]
-        if not size:
-            untold = "nobody tells how many tokens the cache holds"
-            self.note(f"eviction was not tried: {'there is no cache' if self.met.caching is False else untold}")
-            return []
-        seconds = size * cold.seconds / max(cold.asked, 1)
-        if seconds > FILL_SECONDS:
-            self.note(f"eviction was not tried: filling {size:,} tokens of cache would take {seconds:.0f} s")
-            return []
-        chance, known = random.Random(f"filler {self.seed}"), sorted({token for one in self.prompts for token in one})
-        length = max(min(self.shape.room, size // 8), 1)
-        fillers = [chance.choices(known, k=length) for _ in range(-(-size // length))]
-        return passes.evicted(self.prompts, self.turns, fillers)
-
-    def note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
-
-    def send_all(self, one: Pass, steps: Sequence[Step], seen: Seen) -> None:
-        told = time.monotonic()
-        answers = send(self.met, steps, at_once=one is passes.COMPANY)
-        for number, (step, said) in enumerate(zip(steps, answers, strict=True), 1):
-            seen.asked += said.prompt
-            if step.key is not None:
-                seen.said.append((step.key, said))
-            if time.monotonic() - told > TOLD:
-                told = time.monotonic()
-                say(f"  {one.words}: {number} of {len(steps)} requests")
-
-    def distances(self, one: Pass) -> list[tuple[int, float]]:
-        """Key and distance of each answer of a pass, from the cold one."""
-        seen = self.done.get(one.name)
-        if not seen:
-            return []
-        if one is not passes.READ:
-            return [(key, judging.distance(self.cold[key].rows, said.rows)) for key, said in seen.said]
-        read = dict[int, list[Said]]()
-        for key, said in seen.said:
-            read.setdefault(key, []).append(said)
-        return [(key, read_distance(self.cold[key], each)) for key, each in read.items()]
+    def distances(self, way: Way) -> list[tuple[int, float]]:
+        """Key and distance of each answer of a way, from the cold one."""
+        answers = self.done[way.name].said.items() if way.name in self.done else ()
+        if way is READ:
+            return [(key, read_distance(self.cold[key], READ_AT, each)) for key, each in answers]
+        return [(key, distance(self.cold[key].rows, each[-1].rows)) for key, each in answers]
 
 
-def reading(prompt: Prompt, answer: Said, key: int) -> list[Step]:
-    """Cold, each with the answer until a token of READ_AT, which comes next."""
+def begin(met: Endpoint, seed: int, count: tuple[int, int]) -> Proof:
+    """A run that has asked for nothing yet. count: sessions, and turns of each."""
+    text = "The build of a node keeps a log of each step, and the index of its files. " * 14
+    wordy = len(text) / len(met.rendered([{"role": "user", "content": text}]))
+    room = (met.room or ROOM) - 5 * TOKENS
+    shape = Shape(seed, *count, met.block or max(min(sessions.UNKNOWN_BLOCK, room // 4), LEAST_BLOCK), room, wordy)
+    return Proof(met, sessions.sessions(shape), shape)
+
+
+def reading(prompt: Prompt, answer: Said, places: Sequence[int], key: int = 0) -> list[Step]:
+    """Cold, each with the answer until a token of `places`, which comes next."""
     tokens = answer.rows.tokens.tolist()
-    return [Step([*prompt, *tokens[:place]], passes.new_salt(), key, 1) for place in READ_AT if place < len(tokens)]
+    return [Step([*prompt, *tokens[:place]], new_salt(), key, 1) for place in places if place < len(tokens)]
 
 
-def read_distance(decoded: Said, read: Sequence[Said]) -> float:
+def read_distance(decoded: Said, places: Sequence[int], read: Sequence[Said | None]) -> float:
     """Between an answer's tokens as they were decoded and as `reading` reads them, as a root mean square."""
-    rows = decoded.rows
-    places = [slice(place, place + 1) for place in READ_AT if place < len(rows)]
-    own = [Rows(rows.ids[one], rows.logprobs[one], rows.tokens[one], rows.chosen[one]) for one in places]
-    far = [judging.distance(one, said.rows) for one, said in zip(own, read, strict=True)]
+    rows = [decoded.rows[place : place + 1] for place in places if place < len(decoded.rows)]
+    far = [distance(one, said.rows) for one, said in zip(rows, read, strict=True) if said]
     return math.hypot(*far) / math.sqrt(max(len(far), 1))
 
 
-def begun(met: ProvedEndpoint, seed: int, count: tuple[int, int]) -> Proof:
-    """A run that has asked for nothing yet. count: sessions, and turns of each."""
-    text = "The build of a node keeps a log of each step, and the index of its files. " * (WORDY // 70)
-    wordy = len(text) / len(met.rendered([{"role": "user", "content": text}]))
-    room = (met.room or ROOM) - 5 * TOKENS
-    shape = Shape(seed, *count, met.block or max(min(UNKNOWN_BLOCK, room // 4), LEAST_BLOCK), room, wordy)
-    return Proof(met, seed, sessions(shape), shape)
+def sent_again(met: Endpoint, steps: Sequence[Step], way: Way) -> float:
+    """How far the answer to the last step is from the same prompt cold, in nats, when all is sent with new salts."""
+    new = dict[str, str]()
+    again = [replace(step, salt=new.setdefault(step.salt, new_salt())) for step in steps]
+    answer, prompt = met.send(again, at_once=way is CONCURRENT)[-1], again[-1].prompt
+    assert answer, "the last is never broken off"
+    if way is READ:
+        return read_distance(answer, READ_AT, met.send(reading(prompt, answer, READ_AT)))
+    return distance(met.ask(prompt).rows, answer.rows)
 
 
-def send(met: ProvedEndpoint, steps: Sequence[Step], *, at_once: bool = False) -> Iterator[Said]:
-    """The answers in the order of the steps."""
-    if at_once:
-        with ThreadPoolExecutor(passes.AT_ONCE) as threads:
-            yield from threads.map(lambda step: send_one(met, step), steps)
-    else:
-        yield from (send_one(met, step) for step in steps)
-
-
-def send_one(met: ProvedEndpoint, step: Step) -> Said:
-    """An answer without numbers, which a cold prompt had, is far off."""
-    try:
-        return met.ask(step.prompt, step.salt, step.tokens)
-    except Wrong as wrong:
-        if NO_NUMBERS not in str(wrong):
-            raise
-        return Said(rows_of([{NO_TOKEN: 0.0}], [NO_TOKEN]), len(step.prompt))
+def noise_of(met: Endpoint, prompts: Sequence[Prompt], way: Way) -> list[float]:
+    """How far rounding alone takes answers to such prompts, in nats: cold, alone and at once. What is found at once is
+    compared with asking alone twice; what was decoded, with the second token of an answer, before which no draft was
+    refused."""
+    alone = [met.ask(prompt) for prompt in prompts]
+    if way is READ:
+        read = [met.send(reading(prompt, answer, (1,))) for prompt, answer in zip(prompts, alone, strict=True)]
+        return [read_distance(answer, (1,), each) for answer, each in zip(alone, read, strict=True)]
+    others = met.send([Step(prompt, new_salt()) for prompt in prompts], at_once=way is not CONCURRENT)
+    return [distance(one.rows, other.rows) for one, other in zip(alone, others, strict=True) if other]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 Message = dict[str, Any]
+Prompt = list[int]  # token ids
 
 UNKNOWN_BLOCK = 512  # tokens, where nobody tells how many a block of the cache has
 SHARED = 1.2  # blocks that all sessions begin with
 FIRST, STEP = 2.0, 0.5  # blocks of the first prompt, and that each turn adds
 EDGES = (0, 1, -1, 2, -2, 17)  # tokens between the end of a prompt and that of a block
+LEAST_ALIKE = 16  # tokens that prompts begin with alike, where they share a beginning
 END = 24  # tokens at the end of a prompt that are never cut: where the answer begins
 SAID = (
     "build cache commit config deploy error file flag graph hash image index issue kernel layer lock log manifest "
@@ -21,20 +24,9 @@ SAID = (
     "verify version wheel worker çay defter göl yağmur"
 )
 WORDS = SAID.split()
-TOOLS: tuple[dict[str, Any], ...] = tuple(
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": what,
-            "parameters": {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]},
-        },
-    }
-    for name, what, argument in (
-        ("read_file", "Read a file of the project.", "path"),
-        ("run", "Run a command and give what it prints.", "command"),
-    )
-)
+ARGUMENTS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+READ_FILE = {"name": "read_file", "description": "Read a file of the project.", "parameters": ARGUMENTS}
+TOOLS = [{"type": "function", "function": READ_FILE}]
 
 
 @dataclass(frozen=True)
@@ -45,10 +37,6 @@ class Turn:
     number: int
     messages: tuple[Message, ...]
     tokens: int
-
-    @property
-    def name(self) -> str:
-        return f"session {self.session + 1}, turn {self.number + 1}"
 
 
 @dataclass(frozen=True)
@@ -71,10 +59,8 @@ def lengths(shape: Shape) -> list[list[int]]:
         own = []
         for turn in range(shape.turns):
             blocks = FIRST + STEP * turn
-            whole = blocks == int(blocks)
-            by = (
-                EDGES[(session + turn) % len(EDGES)] if whole else chance.randrange(-shape.block // 8, shape.block // 8)
-            )
+            near = EDGES[(session + turn) % len(EDGES)]
+            by = near if blocks % 1 == 0 else chance.randrange(-shape.block // 8, shape.block // 8)
             if (length := int(blocks * shape.block) + by) <= shape.room:
                 own.append(length)
         found.append(own)
@@ -108,9 +94,8 @@ def sessions(shape: Shape) -> list[Turn]:
 
 def called(identity: str, chance: random.Random, result: str) -> list[Message]:
     """A call that the model made, and what the tool gave."""
-    name, argument = chance.choice((("read_file", "path"), ("run", "command")))
-    arguments = f'{{"{argument}": "{chance.choice(WORDS)}/{chance.choice(WORDS)}"}}'
-    call = {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
+    arguments = f'{{"path": "{chance.choice(WORDS)}/{chance.choice(WORDS)}"}}'
+    call = {"id": identity, "type": "function", "function": {"name": "read_file", "arguments": arguments}}
     return [
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": identity, "content": result},
@@ -126,13 +111,19 @@ def fitted(ids: Sequence[int], length: int) -> list[int]:
     return [*ids[:keep], *ids[max(keep + over, len(ids) - END) :]]
 
 
-def other_text(ids: Sequence[int], seed: int) -> list[int]:
-    """The first third in another order: as long, as common, and not the same."""
-    return reordered(ids, seed, len(ids) // 3)
+def with_other_words(prompts: Sequence[Prompt], seed: int) -> list[Prompt]:
+    """As long, and alike as far as they were: what depends on places is the same, the model's numbers are not. The
+    words of the part that all share with the last are in another order."""
+    last = prompts[-1]
+    pairs = [zip(prompt, last, strict=False) for prompt in prompts]
+    alike = [sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], each)) for each in pairs]
+    end = min(len(last) // 3, *(length for length in alike if length >= LEAST_ALIKE), len(last))
+    both = zip(prompts, alike, strict=True)
+    return [reordered(prompt, seed, end) if length >= end else prompt for prompt, length in both]
 
 
 def reordered(ids: Sequence[int], seed: int, end: int) -> list[int]:
-    """The first `end` tokens in another order, the very first ones aside."""
+    """The first `end` tokens in another order, the very first ones aside: as long, as common, and not the same."""
     begin = min(8, end // 2)
     middle = list(ids[begin:end])
     random.Random(f"other {seed}").shuffle(middle)

@@ -1,24 +1,35 @@
-"""Two measurements, joined: pure."""
+"""Two measurements, joined, and the record of that as a person reads it. Pure, but for what `report` prints."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from sparkpin.core import terminal
 from sparkpin.core.errors import InputError
-from sparkpin.measure.quality import distance, intervals
-from sparkpin.measure.quality.measured import QualityMeasured, Reading, SkillAnswer
-from sparkpin.measure.quality.skills import NEEDLES
-from sparkpin.releases.quality_record import Skill, Texts
+from sparkpin.core.terminal import show
+from sparkpin.measure.quality import distance
+from sparkpin.measure.quality.corpus import NEEDLES, SkillAnswer
+from sparkpin.measure.quality.run import QualityMeasured, Reading
+from sparkpin.measure.statistics import paired_interval
+from sparkpin.releases import quality_allowance
+from sparkpin.releases.quality_record import Figure, Judged, QualityRecord, Skill, Texts
 
 ALL = "all"
 SHARE = (0.0, 1.0)
 NATS = (0.0, -distance.LEAST)  # a token
+CONFIDENCE = 0.98
+"""Of the interval that is told as one of 95 %: few texts that differ much hold less than that
+(benchmarks/interval_coverage.py)."""
 CHANGE = (distance.LEAST, -distance.LEAST)  # of a log-probability
 
+WHAT = ("figure", "seen", "95 % interval", "allowed", "verdict")
+KINDS = ("texts", "count", "tokens", "KL", "same first choice", "perplexity ratio", "KL decoding", "same words")
+FAILURES = 8  # told of each skill
+FORMS = {"top1": ".2%", "perplexity": ".4f", "tool_calls": ".1%", "needles": ".1%"}  # of the others ".2g"
 
 AnswerPair = tuple[SkillAnswer, SkillAnswer]  # the reference's, the release's
 
@@ -38,7 +49,7 @@ def texts(reference: QualityMeasured, release: QualityMeasured, top: int) -> tup
 
 def sums_of(p: Reading, q: Reading, top: int) -> Sums:
     count = min(len(p.forced), len(q.forced))  # a recipe with less room reads the start alone
-    a, b = p.forced.first(count), q.forced.first(count)
+    a, b = p.forced[:count], q.forced[:count]
     if p.first != q.first or not np.array_equal(a.tokens, b.tokens):
         raise InputError(
             f"the two make other tokens of the text {p.name}: log-probabilities of other tokens cannot be compared",
@@ -46,7 +57,7 @@ def sums_of(p: Reading, q: Reading, top: int) -> Sums:
         )
     # A continuation of another prompt says nothing.
     compared, same = distance.until_they_part(p.continued, q.continued) if len(p.forced) == len(q.forced) else (0, 0)
-    c, d = p.continued.first(compared), q.continued.first(compared)
+    c, d = p.continued[:compared], q.continued[:compared]
     return {
         "tokens": count,
         "kl": float(distance.kl(a, b, top).sum()),
@@ -68,14 +79,14 @@ def figures(kind: str, sums: Sequence[Sums]) -> Texts:
         kind=kind,
         texts=len(sums),
         tokens=int(sum(tokens)),
-        kl=intervals.ratio(by["kl"], tokens, NATS),
-        top1=intervals.ratio(by["same"], tokens, SHARE),
+        kl=ratio(by["kl"], tokens, NATS),
+        top1=ratio(by["same"], tokens, SHARE),
         perplexity_reference=math.exp(sum(by["nll_p"]) / sum(tokens)),
         perplexity=math.exp(sum(by["nll_q"]) / sum(tokens)),
-        ratio=intervals.ratio(changes, tokens, CHANGE, math.exp),
+        ratio=ratio(changes, tokens, CHANGE, math.exp),
         continued=int(sum(by["continued"])),
-        continued_kl=intervals.ratio(by["continued_kl"], by["continued"], NATS),
-        continued_same=intervals.ratio(by["continued_same"], by["length"], SHARE),
+        continued_kl=ratio(by["continued_kl"], by["continued"], NATS),
+        continued_same=ratio(by["continued_same"], by["length"], SHARE),
     )
 
 
@@ -113,6 +124,109 @@ def skill(name: str, pairs: Sequence[AnswerPair]) -> Skill:
         asked=len(pairs),
         reference=sum(p.right for p, _ in pairs),
         release=sum(q.right for _, q in pairs),
-        lost=intervals.lost([p.right for p, _ in pairs], [q.right for _, q in pairs]),
+        lost=lost([p.right for p, _ in pairs], [q.right for _, q in pairs]),
         failures=tuple(worse),
+    )
+
+
+def ratio(
+    numerators: Sequence[float],
+    denominators: Sequence[float],
+    span: tuple[float, float],
+    shape: Callable[[float], float] = float,
+) -> Figure:
+    """Sum by sum over texts, shaped by a growing function.
+
+    Tokens of one text are not independent of each other, so the text is the unit. Both releases read the same texts,
+    and a numerator is already of the pair. Each text stands for what the ratio would be if all were like it,
+    linearised, so that their mean is the ratio. span: the least and the greatest that it can be, which is all that
+    one text says.
+    """
+    texts = [(above, below) for above, below in zip(numerators, denominators, strict=True) if below > 0]
+    whole = sum(below for _, below in texts)
+    value = sum(above for above, _ in texts) / whole if texts else 0.0
+    low, high = span if texts else (0.0, 0.0)
+    if len(texts) > 1:
+        each = [value + (above - value * below) * len(texts) / whole for above, below in texts]
+        _, least, most = paired_interval(each, CONFIDENCE)
+        low, high = max(low, least), min(high, most)
+    return Figure(value=shape(value), low=shape(low), high=shape(high))
+
+
+def lost(reference: Sequence[bool], release: Sequence[bool]) -> Figure:
+    """Share of the questions that one has right and the other wrong, less those the other way round."""
+    count = len(reference)
+    worse = sum(a and not b for a, b in zip(reference, release, strict=True))
+    better = sum(b and not a for a, b in zip(reference, release, strict=True))
+    low, high = quality_allowance.paired(worse, better, count)
+    return Figure(value=(worse - better) / count, low=low, high=high)
+
+
+def report(record: QualityRecord) -> None:
+    show(f"{record.release} against {record.reference} ({record.role})")
+    limits = {judged.name: judged for judged in record.judged}
+    terminal.table(WHAT, list(rows(record, limits)))
+    show()
+    terminal.table(KINDS, [of_kind(texts) for texts in record.texts[1:]])
+    for skill in record.skills:
+        for failure in skill.failures[:FAILURES] if skill.name != NEEDLES else ():
+            show(f"lost: {failure}")
+    for note in record.notes:
+        show(f"note: {note}")
+    show(verdict(record))
+
+
+def rows(record: QualityRecord, limits: dict[str, Judged]) -> Iterator[tuple[object, ...]]:
+    texts = record.overall
+    both = (terminal.figure(texts.perplexity_reference, 4), terminal.figure(texts.perplexity, 4))
+    yield "KL, nats a token", *cells(texts.kl, "kl", limits)
+    yield "same first choice", *cells(texts.top1, "top1", limits)
+    yield f"perplexity, ratio ({' -> '.join(both)})", *cells(texts.ratio, "perplexity", limits)
+    yield "KL while decoding, nats a token", *cells(texts.continued_kl, "continued_kl", limits)
+    yield "same words while decoding", *seen(texts.continued_same, ".1%"), "", ""
+    keys = {name: key for key, name in quality_allowance.SKILLS.items()}
+    for skill in record.skills:
+        right = f"{skill.reference} -> {skill.release} of {skill.asked} right"
+        yield f"{skill.name}, lost ({right})", *cells(skill.lost, keys.get(skill.name, "needles"), limits, skill.name)
+
+
+def cells(figure: Figure, key: str, limits: dict[str, Judged], name: str = "") -> tuple[str, str, str, str]:
+    """name: of a skill; one that stands for a part of another has no limit of its own."""
+    form = FORMS.get(key, ".2g")
+    judged = limits.get(key) if name in ("", quality_allowance.SKILLS.get(key)) else None
+    if judged is None:
+        part = name and name not in quality_allowance.SKILLS.values()
+        return *seen(figure, form), "", "" if part else "not judged"
+    word = "at least" if key in quality_allowance.AT_LEAST else "at most"
+    limit = f"{judged.limit:{form.replace('.2g', 'g')}}"
+    return *seen(figure, form), f"{word} {limit}", quality_allowance.TOLD[judged.kept]
+
+
+def verdict(record: QualityRecord) -> str:
+    """Of all limits together, in a line."""
+    if not record.judged:
+        why = "its stage sets no limit" if record.role == "parent" else "limits are against the parent stage"
+        return f"verdict: none, for {why}"
+    by = {kept: [one for one in record.judged if one.kept == kept] for kept in ("more", "unclear")}
+    told = [f"lost MORE than allowed: {', '.join(one.name for one in by['more'])}"] if by["more"] else []
+    told += [f"cannot tell {one.name}" for one in by["unclear"]]
+    if told and len(told) < len(record.judged):
+        told.append("within all other limits")
+    return f"verdict: {'; '.join(told) or 'ok: within all its limits'}"
+
+
+def seen(figure: Figure, form: str) -> tuple[str, str]:
+    return f"{figure.value:{form}}", f"{figure.low:{form}} .. {figure.high:{form}}"
+
+
+def of_kind(texts: Texts) -> tuple[object, ...]:
+    return (
+        texts.kind,
+        texts.texts,
+        f"{texts.tokens:,}",
+        f"{texts.kl.value:.2g}",
+        f"{texts.top1.value:.2%}",
+        f"{texts.ratio.value:.4f}",
+        f"{texts.continued_kl.value:.2g}",
+        f"{texts.continued_same.value:.1%}",
     )

@@ -12,15 +12,20 @@ into buckets whose probabilities are known on both sides, or chosen as the relea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sparkpin.smoke.logprobs import Row
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
+TOP = 20  # log-probabilities at a position: what vLLM allows at most, unless --max-logprobs says otherwise
 LEAST = -100.0  # log-probabilities below say no more; vLLM writes -9999 for minus infinity
+FARTHEST = 20.0  # nats: of an answer from one that has no token at all
 TINY = 1e-10  # of a bucket: probabilities come as 32-bit logarithms
 NONE = -1  # the id where a row has fewer entries
 
@@ -39,21 +44,21 @@ class Rows:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def first(self, count: int) -> Rows:
-        return Rows(self.ids[:count], self.logprobs[:count], self.tokens[:count], self.chosen[:count])
+    def __getitem__(self, places: slice) -> Rows:
+        return Rows(self.ids[places], self.logprobs[places], self.tokens[places], self.chosen[places])
 
 
-def rows_of(entries: list[dict[int, float]], tokens: list[int]) -> Rows:
-    """entries: token -> log-probability at each position; `tokens[i]` is in `entries[i]`. Equals go by their id."""
-    width = max((len(entry) for entry in entries), default=1)
-    ids = np.full((len(entries), width), NONE, np.int32)
-    logprobs = np.full((len(entries), width), LEAST)
-    for place, entry in enumerate(entries):
-        ranked = sorted(entry.items(), key=lambda pair: (-pair[1], pair[0]))
+def rows_of(rows: Sequence[Row]) -> Rows:
+    """Equals go by their id."""
+    width = max((len(named) for _, named in rows), default=1)
+    ids = np.full((len(rows), width), NONE, np.int32)
+    logprobs = np.full((len(rows), width), LEAST)
+    for place, (_, named) in enumerate(rows):
+        ranked = sorted(named.items(), key=lambda pair: (-pair[1], pair[0]))
         ids[place, : len(ranked)] = [token for token, _ in ranked]
         logprobs[place, : len(ranked)] = [max(value, LEAST) for _, value in ranked]
-    chosen = [max(entry[token], LEAST) for entry, token in zip(entries, tokens, strict=True)]
-    return Rows(ids, logprobs, np.array(tokens, np.int32), np.array(chosen, np.float64))
+    chosen = np.array([max(named[token], LEAST) for token, named in rows], np.float64)
+    return Rows(ids, logprobs, np.array([token for token, _ in rows], np.int32), chosen)
 
 
 def kl(reference: Rows, release: Rows, top: int) -> Floats:
@@ -95,3 +100,12 @@ def until_they_part(reference: Rows, release: Rows) -> tuple[int, int]:
     differ = np.flatnonzero(reference.tokens[:shorter] != release.tokens[:shorter])
     same = int(differ[0]) if len(differ) else shorter
     return min(same + 1, shorter), same
+
+
+def distance(one: Rows, other: Rows) -> float:
+    """sqrt(2 KL) in nats, the KL averaged over the tokens until the two part: of small differences it is about their
+    standard deviation. Rows of answers to the same prompt."""
+    count, _ = until_they_part(one, other)
+    if not count:
+        return 0.0 if len(one) == len(other) else FARTHEST
+    return float(np.sqrt(2 * kl(one[:count], other[:count], TOP).mean()))
