@@ -19,7 +19,14 @@ def image(name: str, count: int) -> ImageInfo:
 
 def test_what_an_image_shares_is_no_size_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     images = [image("base", 1), image("upper", 2)]
-    common: dict[str, Any] = {"state": "built", "smoke": "", "size": 1, "protected": None, "created": ""}
+    common: dict[str, Any] = {
+        "state": "built",
+        "smoke": "",
+        "size": 1,
+        "protected": None,
+        "created": "",
+        "previous": False,
+    }
     rows = [
         common | {"tag": f"sparkpin/r:{one.id}-{'0' * 12}", "image": one.id, "unique_size": one.unique_size(images)}
         for one in images

@@ -59,7 +59,12 @@ def test_each_container_gets_what_its_machine_has(
 ) -> None:
     faces = [SimpleNamespace(address=f"10.0.0.{n}", name=f"eth{n}", rdma=(f"r{n}",)) for n in (1, 2)]
     machines = [cluster.Machine(url, SimpleNamespace()) for url in KEPT.urls]  # type: ignore[arg-type]
-    checked: Any = SimpleNamespace(faces=faces, machines=machines, folders=(str(tmp_path), "/there"), limits=(1, 2))
+    checked: Any = SimpleNamespace(
+        faces=faces,
+        machines=machines,
+        folders=(str(tmp_path), "/there"),
+        rooms=(SimpleNamespace(limit=1), SimpleNamespace(limit=2)),
+    )
     places = [smoke.place_of(checked, rank, PAIR, tmp_path) for rank in range(2)]
     made: list[dict[str, Any]] = []
 
