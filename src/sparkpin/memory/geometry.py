@@ -71,7 +71,8 @@ def read_geometry(config: Mapping[str, Any], origin: str, *, drafter: bool = Fal
     """
     text = text_of(config)
 
-    def number(key: str, default: int | None = None) -> int:
+    def number(keys: str, default: int | None = None) -> int:
+        key = next((one for one in keys.split() if one in text), keys.split()[0])
         value = text.get(key, default)
         if type(value) is not int or value < (1 if default is None else 0):
             raise ManifestError(origin, key, value, "a positive whole number", next_step=NEXT)
@@ -88,7 +89,6 @@ def read_geometry(config: Mapping[str, Any], origin: str, *, drafter: bool = Fal
     linear = kinds.count("linear_attention")
     defaults = {"sizes": None, "linear_sizes": None if linear else 0, "optional_sizes": 0}
     sizes = {name: number(key, least) for table, least in defaults.items() for name, key in RULES[table].items()}
-    sizes["expert_width"] = sizes["expert_width"] or number("intermediate_size", 0)
     return Geometry(
         attention=layers - linear,
         linear=linear,

@@ -452,3 +452,12 @@ def test_a_plan_that_does_not_fit_says_why() -> None:
 
 def test_layer_types_may_be_given_as_an_interval() -> None:
     assert geometry_122b(layer_types=None, full_attention_interval=4) == geometry_122b()
+
+
+@pytest.mark.parametrize("key", ["num_local_experts", "n_routed_experts"])
+def test_the_number_of_experts_has_several_names(key: str) -> None:
+    config = {
+        "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "vocab_size": 1000, "max_position_embeddings": 4096, "moe_intermediate_size": 64, key: 12,
+    }  # fmt: skip
+    assert read_geometry(config, "config.json").experts == 12
