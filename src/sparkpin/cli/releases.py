@@ -61,7 +61,8 @@ def promote(
     release = current.promote(paths, engine, release, accepted=accepted)
     show("\n".join([f"current release of {release.recipe}: {release.tag}", *found.notes]))
     if not is_compared(release):
-        say(f"warning: drift was not compared; next: invoke smoke {release.recipe}:{release.demands.parent}")
+        below = f"{release.recipe}:{release.demands.parent}"
+        say(f"warning: drift was not compared; next: invoke smoke {below}; invoke smoke {release.tag}")
     next_serve(paths, engine, release)
 
 

@@ -72,7 +72,7 @@ def read_geometry(config: Mapping[str, Any], origin: str, *, drafter: bool = Fal
     text = text_of(config)
 
     def number(keys: str, default: int | None = None) -> int:
-        key = next((one for one in keys.split() if one in text), keys.split()[0])
+        key = next((one for one in keys.split() if text.get(one)), keys.split()[0])
         value = text.get(key, default)
         if type(value) is not int or value < (1 if default is None else 0):
             raise ManifestError(origin, key, value, "a positive whole number", next_step=NEXT)

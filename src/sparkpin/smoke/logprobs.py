@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sparkpin.smoke.answers import Wrong, a_dict, json_of, only_choice, require
+from sparkpin.smoke.answers import NOTHING, Wrong, a_dict, json_of, only_choice, require
 
 if TYPE_CHECKING:  # as in subject.py
     from sparkpin.smoke.client import Client
@@ -30,6 +30,7 @@ def logprobs_of(client: Client, model: str, text: str) -> tuple[tuple[int, ...],
     """Ids and log-probabilities of a text's tokens but the first, which has none."""
     rows = prompt_rows(only_choice(complete(client, model, text, max_tokens=1, prompt_logprobs=0)), "the text")
     require(len(rows) + 1 >= FEWEST, f"prompt_logprobs: got {len(rows) + 1} tokens, expected {FEWEST} at least")
+    require(all(row[token] > NOTHING for token, row in rows), f"prompt_logprobs: {NOTHING} stands for minus infinity")
     return tuple(token for token, _ in rows), tuple(row[token] for token, row in rows)
 
 

@@ -24,7 +24,7 @@ from sparkpin.host.engine import Engine
 from sparkpin.host.fingerprint import Fingerprint, read_fingerprint
 from sparkpin.pins.vllm_flags import served_name
 from sparkpin.releases import container as running
-from sparkpin.releases.record import Release
+from sparkpin.releases.record import PRIVATE, Release
 from sparkpin.smoke import drift, metrics, mods
 from sparkpin.smoke.answers import speed_of
 from sparkpin.smoke.checks import CheckResult, run_check
@@ -194,6 +194,6 @@ def finished(
             (folder / (f"server-{rank}.log" if rank else "server.log")).write_bytes(log)
         lines = [json.dumps(exchange.as_dict(), ensure_ascii=False) + "\n" for exchange in evidence.exchanges]
         (folder / "exchanges.jsonl").write_text("".join(lines), encoding="utf-8")
-        write_json(folder / "result.json", record)
+        write_json(folder / "result.json", record, PRIVATE)  # its variables may hold a key
 
     return result, write

@@ -13,7 +13,6 @@ from sparkpin.core.terminal import say
 from sparkpin.pins.reading import read_yaml
 from sparkpin.pins.vllm_flags import flag_value
 
-STAGES = ("start", "weights", "compile", "cache", "graphs", "ready")
 STEPS: list[tuple[str, str, str]] = read_yaml(Path(__file__).with_name("startup.yaml"))
 PERCENT = re.compile(r"(\d+)%[^\r\n]*?\b(\d+)/(\d+)")  # progress bars of vLLM: of the checkpoint's files, of the graphs
 LOOK_SECONDS = 1.0  # at most: a short start is looked at more often

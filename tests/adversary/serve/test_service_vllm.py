@@ -38,7 +38,7 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import keys, service
 from sparkpin.serve.served import PROXY, name_of, status
 from sparkpin.serve.served import parts as parts_of
-from sparkpin.smoke.server import own, prefix
+from sparkpin.smoke.server import containers_of, prefix
 
 pytestmark = pytest.mark.slow
 
@@ -279,11 +279,11 @@ def test_killed_smoke_tests(site: Site, record_property: Callable[[str, object],
     before, smoke = known(), site.line("smoke", release.tag, seconds=10)
     for _ in smoke.kills(SMOKES):
         assert known() == before and not records.readable(release.recipe)[1]
-        assert len(own(site.paths, site.engine)) <= 1
+        assert len(containers_of(site.paths, site.engine)) <= 1
         assert site.ask(site.key) == 200, "what is served has nothing to do with it"
     smoke.done()
     assert records.get(release.tag).smoke_passed and known() != before
-    assert own(site.paths, site.engine) == [] and not list(site.paths.work.glob(f"{prefix(site.paths)}*"))
+    assert containers_of(site.paths, site.engine) == [] and not list(site.paths.work.glob(f"{prefix(site.paths)}*"))
     assert not list(site.paths.home.rglob(f"{PARTIAL}*"))
     record_property("trials", SMOKES)
 

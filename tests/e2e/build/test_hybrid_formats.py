@@ -21,7 +21,7 @@ from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests
 from sparkpin.releases import container
 from sparkpin.releases.record import Release
-from sparkpin.smoke import scripts
+from benchmarks.scripted_tiny import scripts
 
 pytestmark = pytest.mark.slow
 

@@ -81,7 +81,7 @@ def current(tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> It
         return said
 
     monkeypatch.setattr(Candidate, "smoke", smoke)
-    for step in ("quality", "speed"):
+    for step in ("inspect", "quality", "speed"):  # the made-up images have no Python
         monkeypatch.setattr(Candidate, step, lambda *_, **options: "not asked")
     yield paths, name
     remove_built(Engine.connect(), paths, name)

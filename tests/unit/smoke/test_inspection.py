@@ -377,6 +377,8 @@ def test_what_was_not_reached_is_no_pass() -> None:
 def test_half_lines_and_lines_of_others_are_passed_over() -> None:
     line = inside.MARKER.encode() + json.dumps({"kind": "import", "name": "x", "state": "begin"}).encode()
     assert read_steps(b"INFO hello\nno newline " + line + b"\n" + line[:-4]) == (Step("import", "x", "begin"),)
+    for cut in (line[:-4], line + b"{}", inside.MARKER.encode() + b'{"kind": "import"}'):
+        assert read_steps(cut + b"\n" + line + b"\n") == (Step("import", "x", "begin"),)
 
 
 def test_what_lies_in_an_image_does_not_reach_the_terminal_as_it_is() -> None:

@@ -108,7 +108,8 @@ def measure_cell(target: BenchTarget, cell: Cell, room: int, prompts: Iterator[l
 
     limit = LEAST_LIMIT + cell.concurrency * (cell.prompt_size / SLOW_PREFILL + cell.response_size / SLOW_DECODE)
     with contextlib.ExitStack() as stack:
-        pool = stack.enter_context(ThreadPoolExecutor(cell.concurrency))
+        pool = ThreadPoolExecutor(cell.concurrency)
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # Ctrl-C waits for no answer
         clients = [stack.enter_context(target.connect(limit)) for _ in range(cell.concurrency)]
         attempt(clients[0], body() if cell.prompt else body(WARM_UP_TOKENS))
         before = target.counters()

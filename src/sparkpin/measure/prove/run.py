@@ -106,8 +106,11 @@ class Endpoint:
 
     def send(self, steps: Sequence[Step], *, at_once: bool = False) -> list[Said | None]:
         """The answers in the order of the steps; none of a request that was broken off."""
-        with ThreadPoolExecutor(AT_ONCE if at_once else 1) as threads:
+        threads = ThreadPoolExecutor(AT_ONCE if at_once else 1)
+        try:
             return list(threads.map(self.send_one, steps))
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)  # Ctrl-C waits for no answer
 
     def send_one(self, step: Step) -> Said | None:
         """An answer without numbers, which a cold prompt had, is far off."""

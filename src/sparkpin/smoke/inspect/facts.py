@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import contextlib
 import json
 import re
 from collections.abc import Iterable
@@ -68,7 +69,7 @@ class ImageFacts:
     @property
     def packages(self) -> list[dict[str, Any]]:
         """Each with its normalised name, version, site, and kernels (mods that it can compile kernels of)."""
-        return [one | {"name": canonicalize_name(one["name"])} for one in self.fact("packages") or ()]
+        return [one | {"name": canonicalize_name(one["name"] or "")} for one in self.fact("packages") or ()]
 
     def version(self, name: str) -> str:
         """Of a distribution; "" where the image does not have it."""
@@ -80,8 +81,8 @@ def read_steps(log: bytes) -> tuple[Step, ...]:
     found = []
     for line in log[: log.rfind(b"\n") + 1].splitlines():
         _, marker, rest = line.partition(MARKER.encode())
-        if marker:
-            found.append(Step(**json.loads(rest)))
+        with contextlib.suppress(ValueError, TypeError):  # Docker splits long lines, and others write between
+            found += [Step(**json.loads(rest))] if marker else []
     return tuple(found)
 
 

@@ -155,7 +155,7 @@ def package_findings(facts: ImageFacts, accepted: Mapping[str, str]) -> Iterator
             text = f"{len(versions)} times in {site}: versions {', '.join(versions)}"
             step = "lock the stack again: one wheel of a name"
             yield ImageFinding("error", "packages", name, text, step, what=", ".join(sorted(versions)))
-    for line in facts.fact("pip") or ():
+    for line in filter(None, facts.fact("pip") or ()):
         match = KEPT_OUT.match(line)
         name, what = (canonicalize_name(match[1]), "requirement") if match else (line.split()[0], "platform")
         step = "add it to the stack's pins, or say in `exclude` why not"
