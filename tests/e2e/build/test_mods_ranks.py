@@ -15,6 +15,7 @@ import pytest
 from checkout import PROJECT
 from in_container import run
 
+from benchmarks.scripted_tiny import scripts
 from sparkpin.build.checkpoint import build_checkpoint
 from sparkpin.checkpoint.steps import all_steps
 from sparkpin.core.paths import Paths
@@ -22,7 +23,6 @@ from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests
 from sparkpin.releases import container
 from sparkpin.releases.record import Release
-from benchmarks.scripted_tiny import scripts
 
 pytestmark = pytest.mark.slow
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import fnmatch
 import contextlib
+import fnmatch
 import json
 import re
 from collections.abc import Iterable
