@@ -16,7 +16,7 @@ from sparkpin.host.engine import Engine, engine_of
 from sparkpin.releases import current
 from sparkpin.releases.protection import protect, unprotect
 from sparkpin.releases.record import Release, Releases, state_text
-from sparkpin.serve.served import running_release
+from sparkpin.serve.served import name_of, recorded, running_release
 
 
 @task("releases")
@@ -214,7 +214,10 @@ def prune(
 
     engine = engine_of(paths)
     ignored = clear_leftovers(paths, engine, dry_run=dry_run)
-    options = pruning.PruneOptions(keep=keep, now=time.time(), dry_run=dry_run, store=store, ignored=ignored)
+    served = {tag: name_of(paths, recipe) for recipe, one in recorded(paths.home).items() for tag in one.tags}
+    options = pruning.PruneOptions(
+        keep=keep, now=time.time(), dry_run=dry_run, store=store, ignored=ignored, served=served
+    )
     done = pruning.prune(paths, engine, options)
     gone, removed = ("goes", "would remove") if dry_run else ("gone", "removed")
     rows = [(v.release.state_text, "stays" if v.reasons else gone, ", ".join(v.reasons)) for v in done.verdicts]

@@ -20,7 +20,7 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu, with_others
 from sparkpin.serve import cluster, linked, memory_limit, service
 from sparkpin.serve.cluster import Cluster, ClusterOptions
-from sparkpin.serve.served import read, write
+from sparkpin.serve.served import change, read
 from sparkpin.smoke import kernels as gpu_kernels
 from sparkpin.smoke.evidence import kept, owes
 from sparkpin.smoke.inspect import report as inspection
@@ -149,8 +149,8 @@ def joined(
         machines = tuple(found.values())
         clear_leftovers(paths, engine, [machine.engine for machine in machines[1:]])  # they have memory and ports
         checked = cluster.check(paths, machines, its, release, checkpoint, LOCAL, {})
-        if (record := read(paths.home, release.recipe)).cluster is None:
-            write(paths.home, release.recipe, record.model_copy(update={"cluster": checked.cluster}))
+        kept = {"cluster": checked.cluster}
+        change(paths.home, release.recipe, lambda one: one if one.cluster else one.model_copy(update=kept))
         yield tuple(place_of(checked, rank, release, checkpoint) for rank in range(len(machines)))
 
 

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparkpin.build.record import keys_here
@@ -46,13 +46,15 @@ class Pruned:
 @dataclass(frozen=True, kw_only=True)
 class PruneOptions:
     """keep: releases of each recipe; store: remove what nothing needs from the store of fetched files, too; ignored:
-    ids of containers that count as gone; now: seconds since the epoch."""
+    ids of containers that count as gone; served: tags that a server may be started of, and its container's name; now:
+    seconds since the epoch."""
 
     keep: int
     now: float
     dry_run: bool = False
     store: bool = False
     ignored: Collection[str] = ()
+    served: Mapping[str, str] = field(default_factory=dict)
 
 
 def prune(paths: Paths, engine: Engine, options: PruneOptions) -> Pruned:
@@ -69,7 +71,7 @@ def prune(paths: Paths, engine: Engine, options: PruneOptions) -> Pruned:
 
 
 def make_plan(paths: Paths, state: EngineState, options: PruneOptions) -> Pruned:
-    found = judge(paths, state, options.keep)
+    found = judge(paths, state, options)
     staying = [verdict.release for verdict in found if verdict.reasons]
     removed = [verdict.release for verdict in found if not verdict.reasons]
     tags = unneeded_tags(state, staying, removed, keys_here(paths), options.now)
@@ -118,7 +120,7 @@ def exclusive(paths: Paths, *, store: bool) -> Iterator[None]:
         yield
 
 
-def judge(paths: Paths, state: EngineState, keep: int) -> tuple[Verdict, ...]:
+def judge(paths: Paths, state: EngineState, options: PruneOptions) -> tuple[Verdict, ...]:
     records, present = Releases(paths), {image.config_digest for image in state.images}
 
     def refused(release: Release) -> bool:
@@ -126,8 +128,8 @@ def judge(paths: Paths, state: EngineState, keep: int) -> tuple[Verdict, ...]:
         return is_gone or is_refused(paths, release)
 
     def of_recipe(name: str) -> list[Verdict]:
-        releases, before = records.of_recipe(name), records.before(name)
-        return verdicts(releases, before, keep, protections_of(records, name), state.users, refused)
+        releases, before, used = records.of_recipe(name), records.before(name), {**options.served, **state.users}
+        return verdicts(releases, before, options.keep, protections_of(records, name), used, refused)
 
     return tuple(verdict for name in records.recipes() for verdict in of_recipe(name))
 

@@ -49,7 +49,7 @@ class Limits(BaseModel):
 
 @contextlib.contextmanager
 def input_errors(where: str, next_step: str) -> Iterator[None]:
-    """InputError for what a model does not take. where: goes before the key."""
+    """InputError for what a model does not take. where: goes before the key. A whole object may hold secrets."""
     try:
         yield
     except ValidationError as error:
@@ -57,7 +57,8 @@ def input_errors(where: str, next_step: str) -> Iterator[None]:
         key = " ".join(str(part) for part in fault["loc"] if isinstance(part, str)).replace("limits ", "limit ")
         expected = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
         expected = "a whole number" if fault["type"] == "int_parsing" else expected
-        raise InputError(f"{where}{key}: got {fault['input']!r}, expected {expected}", next_step=next_step) from None
+        got = repr(value) if isinstance(value := fault["input"], str | int | float) else type(value).__name__
+        raise InputError(f"{where}{key}: got {got}, expected {expected}", next_step=next_step) from None
 
 
 def require_address(text: str) -> str:

@@ -132,7 +132,8 @@ def connected(engine: Engine, urls: Sequence[str], former: Sequence[str] = ()) -
         for url, error in away.items():
             if url in urls:
                 raise error
-            say(f"warning: {url} is away ({error.message}): what is there goes with the next `invoke stop`")
+            step = "remove what is there by `docker -H`" if urls else "`invoke stop` again removes what is there"
+            say(f"warning: {url} is away ({error.message}); once it answers, {step}")
         yield {HERE: Machine(HERE, engine)} | {machine.where: machine for machine in others}
 
 

@@ -21,7 +21,7 @@ from sparkpin.releases.record import Release
 from sparkpin.serve import cluster, crash_facts, launch
 from sparkpin.serve.cluster import HERE, Checked, Machine, reached
 from sparkpin.serve.launch import LaunchOrder
-from sparkpin.serve.served import COMMAND_LABEL, LABEL, RELEASE_LABEL, Service, base_name, find, is_running, read
+from sparkpin.serve.served import COMMAND_LABEL, LABEL, RELEASE_LABEL, Service, base_name, find, is_running, try_read
 
 STOP_SECONDS = 30
 
@@ -197,7 +197,7 @@ def deaths(parts: Sequence[Part], release: Release, folder: Path) -> list[str]:
 
 def require_there(paths: Paths, release: Release) -> None:
     """An error where one of the kept machines cannot serve the release: it is away, or has not got it."""
-    its = read(paths.home, release.recipe).cluster
+    its = try_read(paths.home, release.recipe).cluster
     if its is None or nodes_of(release.argv) == 1:
         return
     with reached(its.urls) as (machines, away):
@@ -211,7 +211,7 @@ def states(home: str, recipe: str) -> dict[str, str]:
     """Of the other machines of a server, by URL, asked now and for a few seconds at most: Docker's word for the
     container there, "down" where that has failed too often, "gone" where there is none; "away" and why where a machine
     does not answer."""
-    urls = read(Path(home), recipe).others
+    urls = try_read(Path(home), recipe).others
     with reached(urls) as (machines, away):
         found = {url: f"away: {error.message}" for url, error in away.items()}
         for machine in machines:

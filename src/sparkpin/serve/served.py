@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from sparkpin.core.files import atomic_file
+from sparkpin.core.errors import InputError
+from sparkpin.core.files import atomic_file, lock
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import say
 from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.releases.container import HOME_LABEL
@@ -59,6 +62,11 @@ class Service(BaseModel):
         known = [HERE, *(self.cluster.urls if self.cluster else ()), *(self.former.urls if self.former else ())]
         return tuple(dict.fromkeys(known))
 
+    @property
+    def tags(self) -> set[str]:
+        """Of the releases that may be started again."""
+        return {order.release.tag for order in self.orders} | (self.former.tags if self.former else set())
+
 
 def record_path(home: Path, recipe: str) -> Path:
     return home / "serve" / f"{recipe}{RECORD}"
@@ -73,6 +81,25 @@ def read(home: Path, recipe: str) -> Service:
     return Service()
 
 
+def try_read(home: Path, recipe: str) -> Service:
+    """As `read`; a damaged file is a warning, and counts as none."""
+    try:
+        return read(home, recipe)
+    except InputError as error:
+        say(f"warning: {error.message}")
+        return Service()
+
+
+def change(home: Path, recipe: str, changed: Callable[[Service], Service]) -> Service:
+    """What was recorded. No other run changes it meanwhile; `stop` does not wait for a whole start, which has another
+    lock."""
+    with lock(home / "serve" / f".{recipe}.record.lock"):
+        record = try_read(home, recipe)
+        if (wanted := changed(record)) != record:
+            write(home, recipe, wanted)
+        return record
+
+
 def write(home: Path, recipe: str, service: Service) -> None:
     path = record_path(home, recipe)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +110,7 @@ def write(home: Path, recipe: str, service: Service) -> None:
 def recorded(home: Path, recipe: str | None = None) -> dict[str, Service]:
     """All recipes of a home that were ever served, or one."""
     names = [path.name.removesuffix(RECORD) for path in sorted((home / "serve").glob(f"{recipe or '*'}{RECORD}"))]
-    return {name: read(home, name) for name in names}
+    return {name: try_read(home, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -174,8 +201,8 @@ def is_running(container: Container) -> bool:
 
 def describe(engine: Engine, container: Container) -> Served:
     labels, proxy = container.labels, proxy_of(engine, container)
-    service = read(Path(labels.get(HOME_LABEL, "")), labels.get(LABEL, ""))
-    address = service.address or Address()
+    service = try_read(Path(labels.get(HOME_LABEL, "")), labels.get(LABEL, ""))
+    address = service.address or published(proxy)
     served = Served(
         home=labels.get(HOME_LABEL, ""),
         recipe=labels.get(LABEL, ""),
@@ -197,8 +224,16 @@ def describe(engine: Engine, container: Container) -> Served:
     )
     if not is_running(container) or proxy is None or not is_running(proxy):
         return served
+    if service.address is None:  # whether it wants TLS is not known
+        return replace(served, ready=served.health == "healthy")
     with client_of(served) as client:
         return replace(served, ready=client.healthy() and served.health != "unhealthy")
+
+
+def published(proxy: Container | None) -> Address:
+    """Where a proxy listens whose record is not there, or may not be read."""
+    ports = proxy.attrs["HostConfig"]["PortBindings"] if proxy is not None else {}
+    return next((Address(host=one["HostIp"], port=one["HostPort"]) for (one,) in ports.values()), Address())
 
 
 def client_of(served: Served, key: str | None = None, timeout: float = STATUS_SECONDS) -> Client:

@@ -85,12 +85,16 @@ def start(
         there = linked.find_parts(str(home), recipe, machines.values())
         if record.former and there and linked.is_of(there, record.former) and not linked.is_of(there, record):
             record = record.former  # the switch was broken off before it began
-        runs = there if there and is_running(there[0].container) else []
+        runs = there if there and there[0].is_here and is_running(there[0].container) else []
         proxy = find(engine, records.name_of(paths, recipe) + records.PROXY)
+        if record.address is None and (there or proxy):
+            cause = f"{records.name_of(paths, recipe)} runs without a record: its address and options are not known"
+            raise InputError(cause, next_step="invoke stop, then serve with the options that you want")
         address = new_address(engine, release, options, record, proxy)
         checked = None
         if together:
-            freed = {one.where: one.needed for one in record.orders} if runs else {}
+            ends = {part.machine.where for part in there if is_running(part.container)}
+            freed = {one.where: one.needed for one in record.orders if one.where in ends}
             own = tuple(machines[url] for url in urls)
             checked = cluster.check(paths, own, together, release, checkpoint, address.host, freed)
         key = keys.key_of(paths, release, address.host)  # may make one, which a command that is refused is not to leave
@@ -183,12 +187,11 @@ def started(
         served = start(paths, engine, release, checkpoint, gpus=gpus)
     except waiting.Detached:
         raise KeyboardInterrupt from None  # nobody is to go on with what was not tested
-    container = find(engine, served.container)
-    assert container is not None
-    with records.client_of(served, keys.key_of(paths, release, served.host), timeout=120) as client:
-        yield Server(release, {container: Place(engine, "", None)}), client
+    if container := find(engine, served.container):
+        with records.client_of(served, keys.key_of(paths, release, served.host), timeout=120) as client:
+            yield Server(release, {container: Place(engine, "", None)}), client
     runs = records.running_release(paths, engine, release.recipe)
-    if not find(engine, served.container + records.PROXY) or runs != release.tag:
+    if not container or not find(engine, served.container + records.PROXY) or runs != release.tag:
         cause = f"{release.tag} was stopped or replaced while it was tested"
         raise SmokeError(cause, next_step=f"invoke smoke {release.tag}")
 
@@ -218,9 +221,9 @@ def stop(paths: Paths, engine: Engine, recipe: str | None) -> tuple[str, ...]:
 
 
 def stop_recipe(paths: Paths, engine: Engine, recipe: str) -> list[str]:
-    record, name = records.read(paths.home, recipe), records.name_of(paths, recipe)
-    if record.orders:  # what is to be stopped is not started again, however this ends
-        records.write(paths.home, recipe, record.model_copy(update={"orders": (), "former": None}))
+    name, ended = records.name_of(paths, recipe), {"orders": (), "former": None}
+    # What is to be stopped is not started again, however this ends.
+    record = records.change(paths.home, recipe, lambda record: record.model_copy(update=ended))
     with cluster.connected(engine, (), record.urls) as machines:
         is_there = remove_proxy(engine, name)  # nothing new comes in then
         there = linked.find_parts(str(paths.home), recipe, machines.values())

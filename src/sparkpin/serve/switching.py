@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sparkpin.core.errors import SmokeError
+from sparkpin.core.errors import SmokeError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.host.containers import Container
@@ -55,7 +55,7 @@ class Switch:
         Detached where nobody waits until it is ready."""
         order, parts = self.wanted.orders[0], self.parts
         try:
-            self.note(self.wanted)
+            self.note(lambda _: self.wanted)
             proxy = self.bring_proxy(self.wanted, self.drain)
             if self.same:
                 say(f"{order.release.tag} already runs as {self.name}")
@@ -69,18 +69,19 @@ class Switch:
                 say(f"started {self.name} from {order.release.tag}")
             ready = self.await_ready(parts)
             linked.keep_up(parts, self.wanted.orders)
-            if ready and not (self.same and self.look(parts[0]).ready):
-                answer(self.look(parts[0]), self.key_of(self.wanted))
         except BaseException:
-            self.go_back()
+            try:
+                self.go_back()
+            except SparkpinError as error:  # why the new one failed is what matters
+                say(f"warning: nothing answers: {error.message}")
             raise
         if not ready:
             raise Detached(f"{self.name} goes on starting {order.release.tag}")
-        self.note(self.wanted.model_copy(update={"former": None}))
+        self.note(lambda record: record.model_copy(update={"former": None}))
         return self.look(parts[0])
 
-    def note(self, service: Service) -> None:
-        records.write(self.paths.home, self.recipe, service)
+    def note(self, changed: Callable[[Service], Service]) -> Service:
+        return records.change(self.paths.home, self.recipe, changed)
 
     def look(self, part: Part) -> Served:
         with engine_errors():
@@ -113,28 +114,28 @@ class Switch:
         linked.stop(self.paths, self.recipe, self.parts)
 
     def await_ready(self, parts: Sequence[Part]) -> bool:
-        """Until it answers a request from within. False where nobody waits for it."""
+        """Until it answers a request from within, and one at its address. False where nobody waits for it."""
         order = self.wanted.orders[0]
         folder = crash_facts.folder_of(self.paths, self.recipe, order.release.name)
         try:
-            if self.same and launch.asks(parts[0].container):
-                return True
-            seconds = waiting.until_ready(parts, order.release, order.timeout, folder, fresh=not self.same)
+            if not (self.same and launch.asks(parts[0].container)):
+                seconds = waiting.until_ready(parts, order.release, order.timeout, folder, fresh=not self.same)
+                if order.gpus:
+                    memory_limit.forget_files(order.checkpoint)
+                say(f"ready after {seconds:.0f} s")
+            if not (self.same and self.look(parts[0]).ready):
+                answer(self.look(parts[0]), self.key_of(self.wanted))
         except KeyboardInterrupt:
             return False
-        if order.gpus:
-            memory_limit.forget_files(order.checkpoint)
-        say(f"ready after {seconds:.0f} s")
         return True
 
     def go_back(self) -> None:
         """Clients ask the old server again, those that wait, too: the one that still runs, else another like it."""
-        if not records.read(self.paths.home, self.recipe).orders:
+        if not self.note(lambda record: self.known if record.orders else record).orders:
             return  # somebody has stopped it meanwhile
-        self.note(self.known)
         there = linked.find_parts(str(self.paths.home), self.recipe, self.machines.values())
         is_left_alone = [part.container.id for part in there] == [part.container.id for part in self.parts]
-        runs = self.same or all(is_running(part.container) for part in there)
+        runs = bool(there) and (self.same or all(is_running(part.container) for part in there))
         if not (is_left_alone and runs and linked.is_of(there, self.known)):
             linked.remove(self.paths, self.recipe, there)
             if self.known.orders:

@@ -190,6 +190,23 @@ def test_stop_keeps_the_address(site: FakeSite) -> None:
     assert site.start().allow == (), "an older address would open what is closed since"
 
 
+@pytest.mark.parametrize("record", [None, '{"orders": 3}'])
+def test_a_server_without_a_record_is_not_replaced_until_it_is_stopped(
+    site: FakeSite, newer: Release, record: str | None
+) -> None:
+    """Nobody could go back to it."""
+    served, path = site.start(port=site.port), services.record_path(site.paths.home, "fake")
+    path.write_text(record) if record else path.unlink()
+    (now,) = [one for one in services.status(site.engine) if one.container == served.container]
+    assert now.url == served.url
+    with pytest.raises(InputError):
+        site.start(newer)
+    assert services.running_release(site.paths, site.engine, "fake") == served.release
+    assert service.stop(site.paths, site.engine, None) == (served.container,)
+    path.unlink(missing_ok=True)
+    assert site.start(newer, port=site.port).ready
+
+
 def test_the_half_that_is_down_is_named(site: FakeSite) -> None:
     served = site.start(port=site.port)
     server, front = (site.engine.client.containers.get(served.container + end) for end in ("", services.PROXY))

@@ -11,6 +11,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import docker.errors
@@ -21,13 +22,25 @@ from heard import heard
 from watched import await_start, free_port, signal_processes, until
 
 from sparkpin.cli import serve as clients
-from sparkpin.core.errors import DownError, SmokeError
+from sparkpin.core.errors import DownError, SmokeError, SparkpinError
 from sparkpin.host.engine import Engine
 from sparkpin.releases import container as running
 from sparkpin.releases import inside
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release, Releases
-from sparkpin.serve import asking, crash_facts, launch, logs, memory_limit, proxy, service, status, switching, waiting
+from sparkpin.serve import (
+    asking,
+    crash_facts,
+    launch,
+    linked,
+    logs,
+    memory_limit,
+    proxy,
+    service,
+    status,
+    switching,
+    waiting,
+)
 from sparkpin.serve import served as services
 from sparkpin.serve.launch import SOCKETS, Health
 from sparkpin.serve.linked import Part
@@ -166,14 +179,18 @@ def test_a_key_is_wanted_from_others_and_shown_to_nobody(site: FakeSite, capsys:
     assert anew.key != served.key and file.read_text().strip() != key and anew.started == served.started
 
 
-def test_ctrl_c_leaves_the_server_to_start(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    look = waiting.look
+@pytest.mark.parametrize(("module", "name"), [(waiting, "look"), (switching, "fault_of")])
+def test_ctrl_c_leaves_the_server_to_start(
+    site: FakeSite, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str
+) -> None:
+    """Also while its address is asked."""
+    whole = getattr(module, name)
 
-    def interrupted(parts: list[Part], of: Release) -> tuple[str | None, bytes]:
-        monkeypatch.setattr(waiting, "look", look)
+    def interrupted(*_: object) -> None:
+        monkeypatch.setattr(module, name, whole)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(waiting, "look", interrupted)
+    monkeypatch.setattr(module, name, interrupted)
     with pytest.raises(waiting.Detached, match=f"goes on starting {site.release.tag}"):
         site.start(port=site.port)
     container = services.find(site.engine, services.name_of(site.paths, "fake"))
@@ -235,13 +252,18 @@ def test_what_a_killed_run_leaves_is_put_right(site: FakeSite, newer: Release, l
         site.engine.client.volumes.get(served.container)
 
 
-def test_what_a_killed_switch_was_from_answers_where_the_next_does_not(site: FakeSite, newer: Release) -> None:
-    """It is not there any more, but in the record."""
+@pytest.mark.parametrize("early", [False, True])
+def test_what_a_killed_switch_was_from_answers_where_the_next_does_not(
+    site: FakeSite, newer: Release, early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not there any more, but in the record. early: the next one is not even made."""
     served = site.start(port=site.port)
     record = services.read(site.paths.home, "fake")
     wanted = dataclasses.replace(record.orders[0], release=newer, labels=service.labels_of(site.paths, newer))
     services.write(site.paths.home, "fake", record.model_copy(update={"orders": (wanted,), "former": record}))
     site.engine.client.containers.get(served.container).remove(force=True, v=True)
+    if early:
+        monkeypatch.setattr(switching.Switch, "end_old", fail)
     with pytest.raises(SmokeError):
         site.start(dataclasses.replace(newer, env={"FAKE_VLLM": "exit"}), port=free_port())
     until(lambda: switching.fault_of(served, None) == "")
@@ -390,20 +412,26 @@ def test_clients_wait_for_the_former_one_whatever_the_next_one_said_last(
     assert post(f"{old.url}/completions", "x") == 200
 
 
+@pytest.mark.parametrize("late", [False, True])
 def test_what_is_stopped_while_it_starts_stays_stopped(
-    site: FakeSite, newer: Release, monkeypatch: pytest.MonkeyPatch
+    site: FakeSite, newer: Release, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither it nor the former one comes back."""
     site.start(port=site.port)
 
-    def stopped(parts: list[Part], *_: object, **__: object) -> float:
+    def stopped(*_: object, **__: object) -> None:
         service.stop(site.paths, site.engine, None)
-        raise SmokeError("it was stopped", next_step="")
+        if not late:
+            raise SmokeError("it was stopped", next_step="")
 
-    monkeypatch.setattr(waiting, "until_ready", stopped)
-    with pytest.raises(SmokeError):
+    monkeypatch.setattr(linked if late else waiting, "keep_up" if late else "until_ready", stopped)
+    with pytest.raises(SparkpinError):
         site.start(newer)
-    assert parts_of(site) == []
+    assert parts_of(site) == [] and services.read(site.paths.home, "fake").orders == ()
+
+
+def fail(*_: object) -> None:
+    raise SmokeError("planted", next_step="")
 
 
 def interrupt(*_: object, **__: object) -> float:

@@ -31,6 +31,7 @@ from sparkpin.build.record import (
 from sparkpin.build.rootfs import RootfsSpec
 from sparkpin.cli import build as commands_build
 from sparkpin.cli import evidence as commands_evidence
+from sparkpin.cli import releases as commands
 from sparkpin.core import locks
 from sparkpin.core.errors import BusyError, DiskError, IntegrityError
 from sparkpin.core.files import PARTIAL, atomic_file, lock, write_json
@@ -39,11 +40,16 @@ from sparkpin.distribute import transfer
 from sparkpin.host.engine import Engine
 from sparkpin.host.images import ImageInfo
 from sparkpin.measure.quality import corpus, run
+from sparkpin.prune import plan
 from sparkpin.prune.images import STALE_AFTER, EngineState, unneeded_tags
-from sparkpin.prune.plan import PruneOptions, exclusive, make_plan, remove_path, verdicts
+from sparkpin.prune.plan import Pruned, PruneOptions, exclusive, make_plan, remove_path, verdicts
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.protection import Protection, protect
 from sparkpin.releases.record import Release, Releases
+from sparkpin.serve import served
+from sparkpin.serve.launch import LaunchOrder
+from sparkpin.serve.served import Service
+from sparkpin.smoke import server
 from sparkpin.upgrade import bisect_search as search
 
 
@@ -323,6 +329,25 @@ def test_where_something_cannot_be_read_nothing_is_taken_for_unneeded(paths: Pat
     (project / MODEL_LOCK).write_text("{")
     with pytest.raises(IntegrityError, match=r"scripted-tiny\.lock"):
         home.going([1, 2], [], later=LATER)
+
+
+def test_what_serve_starts_again_stays_without_a_container(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Docker or a person has removed the container; the record names the release, and the one before."""
+    known = [release(day, "failed") for day in (1, 2, 3)]
+    for one in known:
+        Releases(paths).save(one)
+    orders = [LaunchOrder(one, paths.home, None, gpus=False, labels={}, timeout=1) for one in known]
+    former = Service(orders=(orders[1],))
+    served.write(paths.home, "tiny", Service(orders=(orders[0],), former=former))
+    images = tuple(engine_image(one.tag, *one.diff_ids) for one in known)
+    volumes = {f"cache-{number}": image.config_digest for number, image in enumerate(images, 1)}
+    monkeypatch.setattr(plan, "read_engine", lambda *_: EngineState(images, {}, volumes))
+    monkeypatch.setattr(commands, "engine_of", lambda _: None)
+    monkeypatch.setattr(server, "clear_leftovers", lambda *_, **__: ())
+    removed = list[Pruned]()
+    monkeypatch.setattr(plan, "remove", lambda paths, engine, done: removed.append(done))
+    commands.prune(paths, keep=0)
+    assert [one.tag for one in removed[0].removed] == [known[2].tag] and removed[0].volumes == ("cache-3",)
 
 
 def test_a_dry_run_counts_what_the_run_itself_removes(paths: Paths) -> None:

@@ -220,7 +220,7 @@ def test_another_machine_without_the_release_is_told_from_one_that_does_not_answ
         raise fault
 
     kept, reached = SimpleNamespace(urls=["here", "a", "b"]), (["a"], {"b": away} if away else {})
-    monkeypatch.setattr(linked, "read", lambda *_: SimpleNamespace(cluster=kept))
+    monkeypatch.setattr(linked, "try_read", lambda *_: SimpleNamespace(cluster=kept))
     monkeypatch.setattr(linked.cluster, "require_model", require_model)
     monkeypatch.setattr(linked, "nodes_of", lambda _: 3)
     monkeypatch.setattr(linked, "reached", lambda _: contextlib.nullcontext(reached))

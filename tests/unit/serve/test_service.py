@@ -12,12 +12,14 @@ import pytest
 from heard import heard
 from memory_samples import SPARK, plan_122b
 
-from sparkpin.core.errors import HostError, InputError, ManifestError
+from sparkpin.core.errors import EngineError, HostError, InputError, ManifestError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.memory.plan import Machine, MemoryPlan
 from sparkpin.releases.container import COMPILER, compiler_jobs
 from sparkpin.releases.record import Release
 from sparkpin.serve import keys, memory_limit, unit
+from sparkpin.serve.served import Service
+from sparkpin.serve.switching import Switch
 
 
 def test_a_key_that_others_can_read_or_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -109,3 +111,21 @@ def test_what_needs_more_than_is_free_is_refused(monkeypatch: pytest.MonkeyPatch
         HostError, match=r"needs .* GiB, and 80.00 GiB are free\n  next: .*--gpu-memory-utilization 0\."
     ):
         memory_limit.require_room(memory_limit.Room(1, plan), release)
+
+
+def test_why_a_start_failed_is_told_where_going_back_fails_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fails(error: Exception) -> Any:
+        def fail(_: Switch, *__: object) -> None:
+            raise error
+
+        return fail
+
+    monkeypatch.setattr(Switch, "note", fails(SmokeError("no such architecture", next_step="")))
+    monkeypatch.setattr(Switch, "go_back", fails(EngineError("no answer")))
+    paths, engine, order = Paths(tmp_path, tmp_path, tmp_path), None, SimpleNamespace()
+    wanted = Service.model_construct(orders=(order,))
+    switch = Switch(paths, engine, "r", wanted, wanted, {}, (), False, None, 0)  # type: ignore[arg-type]
+    said = heard()
+    with pytest.raises(SmokeError, match="no such architecture"):
+        switch.carry_out()
+    assert "no answer" in said[-1]

@@ -18,7 +18,9 @@ from evidence_samples import PROJECT
 from sparkpin.cli import serve as task
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
+from sparkpin.releases.container import HOME_LABEL
 from sparkpin.serve import asking, keys, status, unit
+from sparkpin.serve import served as records
 from sparkpin.serve.address import Address, Limits
 from sparkpin.serve.cluster import Cluster
 from sparkpin.serve.served import Served, Service, read, record_path, write
@@ -94,6 +96,37 @@ def test_an_address_of_another_version_is_not_kept(tmp_path: Path) -> None:
         path.write_text(json.dumps({"address": whole.model_dump(mode="json") | change}))
         with pytest.raises(InputError, match=str(path)):
             read(paths.home, "r")
+
+
+def test_a_damaged_record_shows_no_secret(tmp_path: Path) -> None:
+    path = record_path(tmp_path, "r")
+    path.parent.mkdir()
+    for text in ('{"orders": [{"release": {"env": {"VLLM_API_KEY": "a secret"}}}]}', '{"key": "a secret"'):
+        path.write_text(text)
+        with pytest.raises(InputError) as caught:
+            read(tmp_path, "r")
+        assert "a secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("record", [None, "{"])
+def test_a_server_whose_record_cannot_be_read_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: str | None
+) -> None:
+    """Another user's, say: what answers at the default address is another server."""
+    path = record_path(tmp_path, "r")
+    path.parent.mkdir()
+    if record:
+        path.write_text(record)
+    attrs: dict[str, Any] = {"HostConfig": {"PortBindings": {"8000/tcp": [{"HostIp": "::1", "HostPort": "8001"}]}}}
+    proxy: Any = SimpleNamespace(status="running", attrs=attrs)
+    monkeypatch.setattr(records, "proxy_of", lambda *_: proxy)
+    monkeypatch.setattr(records, "client_of", lambda *_: pytest.fail("asked"))
+    labels, engine = {HOME_LABEL: str(tmp_path), records.LABEL: "r"}, Any
+    for health in ("healthy", "starting"):
+        state = {"Health": {"Status": health}}
+        server: Any = SimpleNamespace(labels=labels, name="s", status="running", attrs={"State": state})
+        found = records.describe(engine, server)
+        assert (found.host, found.port, found.ready) == ("::1", 8001, health == "healthy")
 
 
 def test_the_unit_of_another_folder_s_project_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
