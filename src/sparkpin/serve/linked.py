@@ -62,7 +62,7 @@ def create(home: str, machines: Mapping[str, Machine], orders: Sequence[LaunchOr
     again when one cannot be. machines: those that are reached, by URL; volume: on this machine, shared with the proxy.
     """
     if away := [order.where for order in orders if order.where not in machines]:
-        cause = f"{away[0]} is away, and {orders[0].release.tag} runs there, too"
+        cause = f"{away[0]} is away, and a part of {orders[0].release.tag} runs there"
         raise HostError(cause, next_step=f"once it answers: invoke serve {orders[0].release.tag}")
     made = list[Part]()
     with contextlib.ExitStack() as undo:

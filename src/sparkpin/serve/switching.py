@@ -130,7 +130,7 @@ class Switch:
         return True
 
     def go_back(self) -> None:
-        """Clients ask the old server again, those that wait, too: the one that still runs, else another like it."""
+        """All clients ask the old server again, also those that wait: the one that still runs, else another like it."""
         if not self.note(lambda record: self.known if record.orders else record).orders:
             return  # somebody has stopped it meanwhile
         there = linked.find_parts(str(self.paths.home), self.recipe, self.machines.values())

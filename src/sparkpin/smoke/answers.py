@@ -249,7 +249,7 @@ def logprob(entry: dict[str, Any], place: int, *, top: bool = False) -> float:
 
 
 def judge_same(what: str, answers: Sequence[Answer]) -> str:
-    """Byte for byte, the reasoning and the calls, too."""
+    """Byte for byte, with the reasoning and the calls."""
     first = answers[0]
     for number, other in enumerate(answers[1:], start=2):
         compare(f"content of answer {number} ({what})", other.content, first.content)

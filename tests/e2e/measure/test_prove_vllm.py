@@ -72,7 +72,7 @@ def sound(cached: Faulty) -> Proof:
 
 def asked_again(proof: Proof, way: Way) -> Proof:
     """With that way asked again. Which requests share a step depends on what else the machine does, and so do the cold
-    readings at once: one of twelve made the bound 0.4 nats on a busy one. Then they are asked again, too."""
+    readings at once: one of twelve made the bound 0.4 nats on a busy one. Then they are asked again as well."""
     again = dataclasses.replace(proof, done={name: seen for name, seen in proof.done.items() if name != way.name})
     again.run()
     return again if way is CONCURRENT or verdict.bounds(again).first < 0.1 else asked_again(again, CONCURRENT)

@@ -122,7 +122,7 @@ def target_of(paths: Paths, engine: Engine, release: Release) -> Iterator[BenchT
     say(f"{release.tag} is being served: that server is measured, and not restarted")
     if under_way := requests_under_way(proxy):
         raise BusyError(
-            f"{known.container} answers {under_way} requests of others, which a benchmark would measure, too",
+            f"{known.container} answers {under_way} requests of others, which a benchmark would measure as well",
             next_step="wait until they are done, or invoke stop and then the same command again",
         )
     key = keys.key_of(paths, release, known.host)

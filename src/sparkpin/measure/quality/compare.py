@@ -22,7 +22,7 @@ ALL = "all"
 SHARE = (0.0, 1.0)
 NATS = (0.0, -distance.LEAST)  # a token
 CONFIDENCE = 0.98
-"""Of the interval that is told as one of 95 %: few texts that differ much hold less than that
+"""Of the interval that is called one of 95 %: few texts that differ much hold less than that
 (benchmarks/interval_coverage.py)."""
 CHANGE = (distance.LEAST, -distance.LEAST)  # of a log-probability
 

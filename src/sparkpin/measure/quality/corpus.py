@@ -42,7 +42,7 @@ class Corpus:
     quick: bool = False
 
     def digest(self, expect: Expectations | None = None) -> str:
-        """SHA-256 over texts and questions; with those of the smoke test, too, where a model is known."""
+        """SHA-256 over texts and questions; with those of the smoke test where a model is known."""
         cases = [case for _, case in self.questions]
         if expect:
             cases += [*(case for _, case in of_the_smoke_test(expect)), *expect.recall(STEPS[0])]
@@ -95,7 +95,7 @@ def of_the_smoke_test(expect: Expectations) -> tuple[tuple[str, Case], ...]:
 
 
 def ask_tools(subject: SmokeSubject, corpus: Corpus) -> Iterator[SkillAnswer]:
-    """Streamed, as agents ask; those of the smoke test in one piece, too. A scripted model knows these alone."""
+    """Streamed, as agents ask; those of the smoke test also in one piece. A scripted model knows these alone."""
     whole = of_the_smoke_test(subject.expect)
     others = () if subject.expect.cases["chat"].exact else corpus.questions
     for name, case in (*whole, *others):
