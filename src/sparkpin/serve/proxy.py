@@ -33,6 +33,7 @@ CONFIG, HOLD, PEM, GATE = "haproxy.cfg", "hold.lua", "tls.pem", "gate"  # files 
 STATE = "state"  # a folder there, for HAProxy's own sockets
 PORT = 8000  # within its container
 MEMORY = 512 << 20
+START_SECONDS = 10.0
 PRINT = "import sys; [sys.stdout.buffer.write(open(name, 'rb').read()) for name in sys.argv[1:]]"
 ASK = """
 import re, socket, sys
@@ -139,6 +140,9 @@ def bring(engine: Engine, order: ProxyOrder, drain: float = 0) -> Container:
     if not is_running(proxy):
         with engine_errors():
             proxy.start()
+        until = time.monotonic() + START_SECONDS
+        while requests_under_way(proxy) is None and time.monotonic() < until:  # its port is open before it listens
+            time.sleep(0.05)
     return proxy
 
 

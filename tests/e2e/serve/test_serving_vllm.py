@@ -220,4 +220,4 @@ def test_want_of_memory_ends_the_engine_process_and_is_told(copy: Checkout, serv
     until(is_restarted)
     assert re.search(rb"sparkpin: ended: the kernel killed \d+ of its processes for want of memory", container.logs())
     table = copy.done("status")
-    assert "that means: it passed its memory limit" in table and "to mend it: invoke plan" in table
+    assert "that means: it passed its memory limit" in table and f"invoke plan --recipe {RECIPE}" in table
