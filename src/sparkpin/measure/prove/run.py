@@ -106,7 +106,10 @@ class Endpoint:
 
     def send(self, steps: Sequence[Step], *, at_once: bool = False) -> list[Said | None]:
         """The answers in the order of the steps; none of a request that was broken off."""
-        threads = ThreadPoolExecutor(AT_ONCE if at_once else 1)
+        # More than the cache holds would be broken off and begun again from what is in it: no cold readings any more.
+        size = 4 * (max(len(step.prompt) for step in steps) + TOKENS)
+        width = min(AT_ONCE, max(2, self.capacity // size if self.capacity else AT_ONCE))
+        threads = ThreadPoolExecutor(width if at_once else 1)
         try:
             return list(threads.map(self.send_one, steps))
         finally:
