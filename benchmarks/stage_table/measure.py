@@ -19,7 +19,7 @@ from typing import Any
 import buckets
 from uniform import Uniform
 
-from stages import ACCEPTED, BATCHES, LONGEST, Stage, arguments
+from stages import BATCHES, LONGEST, Stage, arguments
 
 WARM, WINDOWS, WINDOW = 8, 4, 16
 """Steps: before measuring, and 4 windows of 16."""
@@ -51,7 +51,7 @@ class Measured:
             "what": stage.what,
             "compiled": compiled,
             "ready_s": round(time.monotonic() - begin, 1),
-            "imposed_tokens_a_step": ACCEPTED if stage.drafts else 1,
+            "imposed_tokens_a_step": stage.accepted if stage.drafts else 1,
             "kv_blocks": config.cache_config.num_gpu_blocks,
             "block_size": config.cache_config.block_size,
             "async": config.scheduler_config.async_scheduling,

@@ -52,14 +52,16 @@ WHOLE = re.compile(
 too, which the first and last layers of a dense model take beside `turboquant_*`."""
 FLASH3 = "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so"
 LOOP = re.compile(
-    rb"CollectiveMainloopFwdSm90ILi\d+EN4cute5tupleIJ\w*?EEENS6_IJ(\w*?)EEELi(64|256)ENS_(10bfloat16_t|6half_t)"
+    rb"CollectiveMainloopFwdSm90ILi\d+EN4cute5tupleIJ\w*?EEENS6_IJ(\w*?)EEELi(64|128|256)ENS_(10bfloat16_t|6half_t)"
     rb"EfNS_4arch4Sm90E((?:Lb[01]E)+)"
 )
 """A kernel's tile, head size of values, type and switches (causal, local, split, paged ...), in mangled names."""
 TILES = {  # by head size: K of the tile, the size of values, in mangled names
     64: re.compile(rb"ILi64EEEEEELi64ENS\w*_(10bfloat16_t|6half_t)"),
+    128: re.compile(rb"(?:ILi128EEE|S[AB]_)EEELi128ENS\w*_(10bfloat16_t|6half_t)"),  # S: what is named a second time
     256: re.compile(rb"ILi256EEEEEELi256ENS\w*_(10bfloat16_t|6half_t)"),
 }
+HEADS = (64, 256)  # of the scripted model and of the 122B; its DFlash drafter has 128
 LEFT_OUT = (
     "vllm/third_party/deep_gemm",
     "vllm/third_party/fmha_sm100",
@@ -79,7 +81,7 @@ def main() -> None:
     parser.add_argument("out", metavar="OUT", type=Path, help="the folder to carry")
     parser.add_argument("--sm", type=int, default=90, help="architecture whose machine code is kept")
     parser.add_argument("--ptx", action="store_true", help="keep the PTX of INT4 experts (needs zstandard)")
-    parser.add_argument("--heads", type=int, nargs="*", choices=TILES, default=list(TILES), help="head sizes")
+    parser.add_argument("--heads", type=int, nargs="*", choices=TILES, default=HEADS, help="head sizes")
     parser.add_argument(
         "--flash2", action="store_true", help="FlashAttention 2, which vLLM's turboquant wants: OUT/flash2.tar.xz"
     )
@@ -126,7 +128,7 @@ def main() -> None:
     say(f"{size:.1f} MiB in {out}")
 
 
-def needed_cubin(payload: bytes, heads: Iterable[int] = TILES) -> bool:
+def needed_cubin(payload: bytes, heads: Iterable[int] = HEADS) -> bool:
     """Of FlashAttention's loops those for these head sizes: 64 and 256, as the two models have them.
 
     In bfloat16, and in float16, which is what 4-bit keys and values are expanded to.
@@ -138,7 +140,7 @@ def needed_cubin(payload: bytes, heads: Iterable[int] = TILES) -> bool:
     return b"MainloopFwdSm90" not in payload or any(TILES[head].search(payload) for head in heads)
 
 
-def check_flash(library: bytes, heads: Iterable[int] = TILES) -> None:
+def check_flash(library: bytes, heads: Iterable[int] = HEADS) -> None:
     """The kernels for float16, which 4-bit K and V are expanded to, are those for bfloat16, and none of either is gone.
 
     Raises:
@@ -204,7 +206,7 @@ def scripted_model(out: Path) -> None:
 
 def shapes_and_chain(out: Path) -> None:
     """Configs of the full shape, whose weights are made there; the scripted model's checkpoints of the chain."""
-    from shapes import config
+    from shapes import config, drafter
 
     from sparkpin.build.checkpoint import build_checkpoint
     from sparkpin.core.paths import Paths
@@ -215,6 +217,7 @@ def shapes_and_chain(out: Path) -> None:
         "int4": config(fp8=False),
         "fp8": config(fp8=True),
         "fp8-draft": config(fp8=True, fp8_draft=True),
+        "drafter": drafter(PROJECT),
     }.items():
         (out / name).mkdir(exist_ok=True)
         (out / name / "config.json").write_text(json.dumps(made) + "\n")

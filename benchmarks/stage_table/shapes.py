@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from sparkpin.checkpoint.formats import PLAIN_ENTRY, fp8_entry
@@ -81,6 +83,13 @@ def config(
             "sym": True,
         },
     }
+
+
+def drafter(project: Path) -> dict[str, Any]:
+    """config.json of z-lab's DFlash drafter."""
+    path = project / "pins/shapes/z-lab/Qwen3.5-122B-A10B-DFlash.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["config"]
+    return found | {"dflash_config": found["dflash_config"] | {"mask_token_id": found["vocab_size"] - 1}}
 
 
 def entries(kinds: list[str], *, fp8: bool) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -12,18 +12,18 @@ CONTEXTS = (1024, 32768, 131072)
 BATCHES = (1, 8, 16)
 MODS = ("HYBRID_INT4_FP8", "INT8_LM_HEAD", "TURBOQUANT", "DRAFT_VOCABULARY")
 SPECULATIVE = {"method": "mtp", "num_speculative_tokens": 2}
-SYNTHETIC = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": ACCEPTED}
 EAGER = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 COMPILED = {"mode": 3, "cudagraph_mode": "FULL_AND_PIECEWISE"}
 GRAPHS = [1, 3, 8, 16, 24, 48]
-"""Tokens in a decode step of 1, 8 and 16 sequences, without and with two drafted tokens."""
+"""Tokens in a decode step of the scripted model."""
 
 
 @dataclass(frozen=True)
 class Stage:
     """shape, scripted: folders of the random model and of the scripted one; mods: those that are on.
 
-    more, speculative: arguments of vllm.LLM, and of its speculative_config, that others do not have.
+    more, speculative: arguments of vllm.LLM, and of its speculative_config, that others do not have. accepted: tokens a
+    step, imposed; drafted: how many are drafted.
     """
 
     name: str
@@ -34,6 +34,19 @@ class Stage:
     drafts: bool = False
     more: dict[str, Any] = field(default_factory=dict)
     speculative: dict[str, Any] = field(default_factory=dict)
+    accepted: float = ACCEPTED
+    drafted: int = 2
+
+    @property
+    def speculation(self) -> dict[str, Any]:
+        """speculative_config of the random model."""
+        imposed = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": self.accepted}
+        return SPECULATIVE | imposed | {"num_speculative_tokens": self.drafted} | self.speculative
+
+    @property
+    def graphs(self) -> list[int]:
+        """Tokens in a decode step of 1, 8 and 16 sequences, without and with drafted tokens."""
+        return sorted({batch * more for batch in BATCHES for more in (1, 1 + self.drafted)})
 
     @property
     def environment(self) -> dict[str, str]:
@@ -49,7 +62,11 @@ PEERS = {"fp8": "fp8", "int8": "int8_per_token_head", "int4": "int4_per_token_he
 STATES = {"mamba_ssm_cache_dtype": "float16"}
 LISTED = {"additional_config": {"draft_vocabulary": {"first": 65536}}}
 FOUR_BITS = {"additional_config": {"draft_head": {"bits": 4}}}
+BOTH = {"additional_config": FOUR_BITS["additional_config"] | LISTED["additional_config"]}
 OWN_HEAD = {"use_local_argmax_reduction": True}
+DFLASH = {"method": "dflash", "model": "drafter", "attention_backend": "FLASH_ATTN"}
+"""z-lab's drafter in its true shape. Tokens a step of prose, as published: 2.3 with 12 drafted ones."""
+PROSE = 2.3
 STAGES = {
     stage.name: stage
     for stage in (
@@ -73,6 +90,23 @@ STAGES = {
             "v2-state", "v2 + GDN states in float16", "fp8", "mtp", (HYBRID, HEAD), True,
             STATES,
         ),
+        Stage(
+            "v3-vocab", "v3, its drafts from the first 65,536 tokens", "fp8-draft", "mtp", (HYBRID, HEAD, CACHE, LIST),
+            True, TURBOQUANT | STATES | BOTH, OWN_HEAD,
+        ),
+        *(
+            Stage(
+                f"v2-drafter{name}", f"LM head in INT8, {drafted} tokens of a DFlash drafter{what}", "fp8", "mtp",
+                (HYBRID, HEAD, *mods), True, more, DFLASH | speculative, PROSE, drafted,
+            )
+            for name, what, drafted, mods, more, speculative in (
+                ("", "", 12, (), {}, {}),
+                ("-states", ", GDN states in float16", 12, (), STATES, {}),
+                ("-fp8", ", in FP8", 12, (), {}, {"quantization": "fp8"}),
+                ("-7", "", 7, (), {}, {}),
+                ("-7-states", ", GDN states in float16", 7, (), STATES, {}),
+            )
+        ),
         Stage("v2-triton", "v2 with Triton's attention", "fp8", "mtp", (HYBRID, HEAD), True, TRITON),
         *(
             Stage(
@@ -90,7 +124,7 @@ CHECKED = (*CHAIN, "v2-vocab")
 
 def arguments(stage: Stage, *, compiled: bool = True) -> dict[str, Any]:
     """For vllm.LLM with the random model of full shape: room for 16 sequences of 128K in BF16."""
-    speculative = {"speculative_config": SPECULATIVE | SYNTHETIC | stage.speculative} if stage.drafts else {}
+    speculative = {"speculative_config": stage.speculation} if stage.drafts else {}
     return {
         "model": stage.shape,
         "load_format": "dummy",
@@ -102,7 +136,7 @@ def arguments(stage: Stage, *, compiled: bool = True) -> dict[str, Any]:
         "gpu_memory_utilization": 0.95,
         "enable_prefix_caching": False,
         "gdn_prefill_backend": "triton",
-        "compilation_config": (COMPILED if compiled else EAGER) | {"cudagraph_capture_sizes": GRAPHS},
+        "compilation_config": (COMPILED if compiled else EAGER) | {"cudagraph_capture_sizes": stage.graphs},
         "kv_transfer_config": {
             "kv_connector": "FilledCache", "kv_connector_module_path": "filled", "kv_role": "kv_both",
         },
@@ -123,7 +157,7 @@ def lengths(stage: Stage) -> dict[str, Any]:
     drafts = {"num_speculative_tokens": LONGEST, "num_speculative_tokens_per_batch_size": by_users}
     sizes = sorted({batch * (1 + drafted) for batch in BATCHES for drafted in range(LONGEST + 1)})
     return {
-        "speculative_config": SPECULATIVE | SYNTHETIC | stage.speculative | drafts,
+        "speculative_config": stage.speculation | drafts,
         "compilation_config": COMPILED | {"cudagraph_capture_sizes": sizes},
     }
 

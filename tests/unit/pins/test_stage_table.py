@@ -78,7 +78,7 @@ def test_what_is_measured_has_the_stages_own_flags(name: str) -> None:
     flags = manifests.load_chain(PROJECT, name)[-1].serve.flags
     made = stages.arguments(stages.STAGES[name])
     assert made["additional_config"] == flags["--additional-config"]
-    assert made["speculative_config"] == flags["--speculative-config"] | stages.SYNTHETIC
+    assert made["speculative_config"] == stages.STAGES[name].speculation | flags["--speculative-config"]
     assert made.get("mamba_ssm_cache_dtype") == flags.get("--mamba-ssm-cache-dtype")
     assert "use_local_argmax_reduction" not in stages.arguments(stages.STAGES["v2"])["speculative_config"]
 
