@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import sys
 
 import pytest
@@ -87,8 +89,14 @@ def test_the_table_is_what_the_kept_runs_say() -> None:
     assert join.TABLE.read_text() == join.text_of(join.joined(join.RUNS))
 
 
-def test_the_readme_s_figures_are_those_of_the_data() -> None:
-    said = " ".join((PROJECT / "README.md").read_text(encoding="utf-8").split())
-    chain = join.latest(json.loads(join.TABLE.read_text()), "uniform")
-    base, last = (chain[name]["decode"]["1024:1"]["tokens_per_s"] for name in ("base", "v2-tq"))
-    assert f"v2-tq {last / base:.2f} times base ([speeds]" in said
+def test_the_ratios_that_a_page_shows_are_those_of_the_data() -> None:
+    page = (PROJECT / "docs/performance.md").read_text(encoding="utf-8")
+    runs = {run["name"]: run["stages"] for run in json.loads(join.TABLE.read_text())["runs"]}
+    chain = runs["2026-11-22-d-chain"]  # all stages in one call
+    for below, stage in itertools.pairwise(stages.CHAIN):
+        shown = re.search(rf"^\| {stage}: [^|]*\| (.*) \|$", page, re.MULTILINE)
+        decode = [
+            [chain[name]["decode"][point]["tokens_per_s"] for name in (below, stage)]
+            for point in ("1024:1", "131072:1", "1024:16")
+        ]
+        assert shown and shown[1] == " | ".join(f"{after / before:.2f}" for before, after in decode)
