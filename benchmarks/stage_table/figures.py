@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shapes import EXPERTS, GEOMETRY
+from shapes import EXPERTS, config
 
 from sparkpin.checkpoint.safetensors import TensorInfo, tensor_nbytes
 from sparkpin.checkpoint.shapes import load_shapes
 from sparkpin.core.paths import project_folder
 from sparkpin.memory.decode import DecodeModel
+from sparkpin.memory.geometry import read_geometry
 from sparkpin.memory.inputs import PlanInputs
 from sparkpin.memory.settings import read_settings
 from sparkpin.memory.weights import alike
@@ -40,6 +42,8 @@ CHAIN = (
     Figure("v2", 51.6, MTP2),
     Figure("v2-tq", 39.0, (*MTP2, "--kv-cache-dtype", "turboquant_4bit_nc")),
 )
+
+GEOMETRY = dataclasses.replace(read_geometry(config(fp8=False), "config.json"), vision=True)
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from buckets import Row, parts_of
-from shapes import GEOMETRY
+from shapes import SIZES
 
 from sparkpin.core.files import atomic_file, atomic_folder
 from stages import CHECKED, STAGES
@@ -28,7 +28,7 @@ RUN = "run.json"
 FACTS = ("date", "vllm", "torch", "gpu", "driver", "routing", "jobs")
 """What run.json must say; `note` and more may stand beside it."""
 
-LAYERS = GEOMETRY.attention + GEOMETRY.linear
+LAYERS = SIZES.attention + SIZES.linear
 LEFT_OUT = ("took_s",)
 POINT = re.compile(r"-(\d+)-(\d+)\.rows\.gz$")
 SAME_KEY = ("few", "long")

@@ -12,15 +12,15 @@ from typing import Any
 from buckets import PARTS
 from figures import CHAIN, Figure, decode_of
 from join import TABLE, latest
-from shapes import GEOMETRY, GROUP
+from shapes import GROUP, SIZES
 
 from sparkpin.memory.decode import DecodeStep
 from stages import BATCHES, CONTEXTS, STAGES
 
 GB10 = 273e9
 ACCEPTED = 0.79
-LAYERS = GEOMETRY.attention + GEOMETRY.linear
-EXPERT_BYTES = 3 * GEOMETRY.hidden * GEOMETRY.expert_width * (0.5 + 2 / GROUP)
+LAYERS = SIZES.attention + SIZES.linear
+EXPERT_BYTES = 3 * SIZES.hidden * SIZES.expert_width * (0.5 + 2 / GROUP)
 BESIDE = ("1024:1", "1024:16", "131072:1")
 V2 = next(figure for figure in CHAIN if figure.stage == "v2")
 NAMES = {1024: "1K", 32768: "32K", 131072: "128K"}

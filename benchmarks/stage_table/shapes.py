@@ -9,27 +9,51 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.checkpoint.formats import PLAIN_ENTRY, fp8_entry
-from sparkpin.memory.geometry import Geometry
 
 BODY = "model.language_model.layers"
 ATTENTION_EVERY = 4
 EXPERTS, BLOCK, GROUP = 256, 128, 128
-GEOMETRY = Geometry(
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Of the model, as `config` writes them."""
+
+    attention: int
+    linear: int
+    draft: int
+    hidden: int
+    vocabulary: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    conv_kernel: int
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+    experts: int
+    experts_per_token: int
+    expert_width: int
+    max_positions: int
+    dtype: str
+    ssm_dtype: str
+
+
+SIZES = Sizes(
     attention=12, linear=36, draft=1, hidden=3072, vocabulary=248_320, heads=32, kv_heads=2, head_dim=256,
     conv_kernel=4, key_heads=16, key_dim=128, value_heads=64, value_dim=128, experts=EXPERTS, experts_per_token=8,
-    expert_width=1024, max_positions=262_144, dtype="bfloat16", ssm_dtype="float32", vision=True,
+    expert_width=1024, max_positions=262_144, dtype="bfloat16", ssm_dtype="float32",
 )  # fmt: skip
 GATED = ("gate_proj", "up_proj", "down_proj")
 TINY = dataclasses.replace(
-    GEOMETRY, attention=1, linear=3, hidden=128, vocabulary=1024, heads=4, head_dim=64, key_heads=2, value_heads=4,
+    SIZES, attention=1, linear=3, hidden=128, vocabulary=1024, heads=4, head_dim=64, key_heads=2, value_heads=4,
     experts=4, experts_per_token=2, expert_width=128,
 )  # fmt: skip
 """A few megabytes, to run everything on a CPU."""
 
 
-def config(
-    *, fp8: bool, fp8_draft: bool = False, geometry: Geometry = GEOMETRY, experts: int = EXPERTS
-) -> dict[str, Any]:
+def config(*, fp8: bool, fp8_draft: bool = False, geometry: Sizes = SIZES, experts: int = EXPERTS) -> dict[str, Any]:
     """fp8: shared experts; fp8_draft: every projection of the MTP layer."""
     g = geometry
     layers = range(g.attention + g.linear)

@@ -102,7 +102,7 @@ def plan(
     here = inputs.machine_for(pinned, memory, free)
     known = inputs.read_inputs(paths, chosen, pinned, chain, nodes=nodes)
     made = known.plan(here)
-    speed = inputs.speed_of(paths, chosen, chain[-1].name, known, tuple(made.chosen.requests), rate)
+    speed = inputs.speed_of(paths, chosen, chain[-1].name, known, tuple(made.requests), rate)
     for line in vllm_command.overruled(chosen, pinned, chain):
         say(f"note: {line}")
     if lack := lacks_mod(made.settings.cache_dtype, chain):
@@ -114,7 +114,8 @@ def plan(
         show("\n".join(text.title(made, chosen.name, chain[-1].name)))
         table(text.MEMORY, [*text.memory_rows(made)])
         table(text.WEIGHTS, [*text.weight_rows(made)])
-        table(text.cache_columns(made), [text.cache_row(one) for one in made.capacities])
+        if made.capacities:
+            table(text.cache_columns(made), [text.cache_row(one) for one in made.capacities])
         show(
             "\n".join(
                 (*text.cache_lines(made), "", *text.speed_lines(speed, made.settings.ranks), "", *text.verdict(made))

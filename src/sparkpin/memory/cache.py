@@ -1,57 +1,93 @@
 """How vLLM cuts the KV pool into blocks: what a request of a length takes, and what the log will say.
 
-Each rule names the file of vLLM 0.32.0 that it was read in; 0.33 differs where `Settings.checkpoints` says so. A test
-runs vLLM's own code in the image on the same settings and compares the numbers.
+Each rule names the file of vLLM 0.32.0 that it was read in; 0.33 differs where `Settings.checkpoints` says so, and has
+the rules of v1/core/kv_cache_utils.py in v1/core/kv_cache_planning.py. A test runs vLLM's own code in the image on the
+same settings and compares the numbers.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from sparkpin.memory.architecture import Part, UnknownCacheError
 from sparkpin.memory.geometry import DTYPE_BYTES, RULES, Geometry
 from sparkpin.memory.settings import CACHE_BITS, PACKED, Settings
 
 FORMATS = ("bfloat16", "fp8", *PACKED)  # what a plan compares
+BY_KERNEL = ("gdn", "ngram")  # states that FlashInfer stores on their way: `Settings.checkpoints`
+LONGEST = 1 << 32  # tokens, more than any model has positions
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
-    """Layers that are cached alike. sizes: layers of each group.
+class Layers:
+    """A model's layers that keep the same. page: bytes of a block in one layer. slot: bytes of a token in it, or of a
+    state. A request takes `copies` blocks, whatever its length; or one for each `block_size` tokens, of the last
+    `window` if there is one."""
 
-    A request takes of each group's blocks: `copies`, whatever its length; or one for each `block_size` tokens.
-    """
-
-    sizes: tuple[int, ...]
+    part: Part
+    layers: int
+    slot: int
+    page: int
     block_size: int = 0
     copies: int = 0
+    window: int = 0
 
     def request_blocks(self, length: int) -> int:
-        """v1/kv_cache_interface.py."""
-        return len(self.sizes) * (-(-length // self.block_size) if self.block_size else self.copies)
+        """v1/kv_cache_interface.py. A window's begin may lie within a block."""
+        if self.copies:
+            return self.copies
+        tokens = min(length, self.window or length)
+        return -(-tokens // self.block_size) + bool(self.window)
+
+    @property
+    def type(self) -> Hashable:
+        """Layers of one type may share their blocks' numbers: UniformTypeKVCacheSpecs.is_uniform_type."""
+        return (self.part.kind, self.block_size, self.copies, self.window, self.copies and self.page)
+
+    @property
+    def like(self) -> Hashable:
+        """Layers that are alike in it have one specification, of the model or of a drafter."""
+        part = self.part
+        return (self.type, self.page, part.heads, part.key, part.value, part.ratio)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Layers whose blocks have one number. layers: how many; width: bytes of a block in all of them."""
+
+    first: Layers
+    layers: int
+    width: int
 
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """The KV pool's layout. A block of any group takes a page of each layer that the widest group has.
-
-    slot_bytes: key and value of one token in one attention layer; state_bytes: the states of one linear layer.
-    block_bytes: of one block of the pool. groups: layers of each. drafts: groups of a second model's layers
-    that are cached apart.
-    """
+    """The KV pool's layout. kinds: what the layers keep, the main attention first. block_bytes: of a block of the pool,
+    as wide as the widest group."""
 
     cache_dtype: str
-    slot_bytes: int
-    state_bytes: int
+    kinds: tuple[Layers, ...]
+    groups: tuple[Group, ...]
     block_bytes: int
-    groups: tuple[int, ...]
-    attention: Groups
-    states: Groups
-    drafts: Groups
+
+    @property
+    def token_bytes(self) -> int:
+        """Of a token, in all layers that keep each token."""
+        kinds = (one for one in self.kinds if one.part.kind == "full")
+        return sum(one.layers * one.page // one.block_size for one in kinds)
+
+    @property
+    def states_bytes(self) -> int:
+        """Of a request, whatever its length."""
+        return sum(one.layers * one.slot * one.copies for one in self.kinds if one.part.kind == "state")
 
     def request_blocks(self, length: int) -> int:
         """v1/core/kv_cache_utils.py, get_max_concurrency_for_kv_cache_config."""
-        return sum(kind.request_blocks(length) for kind in (self.attention, self.states, self.drafts))
+        return sum(group.first.request_blocks(length) for group in self.groups)
 
     def blocks(self, pool: int) -> int:
         """Blocks of a pool of so many bytes: get_kv_cache_config_from_groups."""
@@ -63,11 +99,7 @@ class Cache:
 
     def longest(self, blocks: int) -> int:
         """Tokens of the longest request that fits alone."""
-        left = blocks - 1 - self.states.request_blocks(0)
-        found = max(left, 0) // len(self.attention.sizes) * self.attention.block_size
-        while found > 0 and self.request_blocks(found) > blocks - 1:
-            found -= self.attention.block_size
-        return found
+        return bisect.bisect_right(range(1, LONGEST), blocks - 1, key=self.request_blocks)
 
     def capacity(self, blocks: int, length: int) -> tuple[int, float]:
         """What vLLM logs as `KV cache size: N tokens, Maximum concurrency for <length> tokens per request: X`.
@@ -79,82 +111,152 @@ class Cache:
 
 
 def lay_out(geometry: Geometry, settings: Settings, cache_dtype: str | None = None) -> Cache:
-    """The pool of one GPU, or of the CPU. cache_dtype: instead of the settings' own, to compare formats."""
-    own = geometry.shard(settings.ranks)
-    cache_dtype = cache_dtype or settings.cache_dtype
-    slot, state = slot_bytes(own, cache_dtype), state_bytes(own, settings)
-    block = draft_block = block_size(settings, cache_dtype, slot, state)
-    attention, apart, page = geometry.attention + settings.draft_layers, 0, block * slot
-    if drafter := settings.drafter and settings.drafter.shard(settings.ranks):
-        draft_slot, apart = slot_bytes(drafter, cache_dtype), drafter.attention
-        if draft_slot == slot:  # cached with the model's own
-            attention, apart = attention + apart, 0
-        # unify_kv_cache_spec_page_size: the smaller page gets more tokens, or stays in part empty.
-        page = max(page, block * draft_slot)
-        draft_block *= max(1, slot // draft_slot if slot % draft_slot == 0 else 1)
-        block *= max(1, draft_slot // slot if draft_slot % slot == 0 else 1)
-    sizes = group_sizes(attention, geometry.linear, apart)
-    groups = tuple(size for kind in sizes for size in kind)
-    # One state is running. "align" (prefix caching) keeps a second, and a third where a prefill stores one on its way;
-    # each drafted token has its own: MambaSpec.
-    copies = 1 + settings.prefix_caching + settings.checkpoints + settings.draft_tokens
-    return Cache(
-        cache_dtype=cache_dtype,
-        slot_bytes=slot,
-        state_bytes=state,
-        block_bytes=page * max(groups),
-        groups=groups,
-        attention=Groups(sizes[0], block),
-        states=Groups(sizes[1], copies=copies),
-        drafts=Groups(sizes[2], draft_block),
-    )
+    """The pool of one GPU, or of the CPU. cache_dtype: instead of the settings' own, to compare formats.
 
-
-def slot_bytes(geometry: Geometry, cache_dtype: str) -> int:
-    """Keys and values of one token in one layer.
-
-    v1/kv_cache_interface.py, AttentionSpec; for TurboQuant layers/quantization/turboquant/config.py: a key of 3 or 4
-    bits has a float16 norm, one of 8 bits nothing; a value has a float16 scale and zero; the sum is made even.
+    Raises UnknownCacheError where no rule says what the model keeps, or keeps in this format.
     """
-    key, value = (math.ceil(geometry.head_dim * bits / 8) for bits in CACHE_BITS[cache_dtype])
-    if cache_dtype in PACKED:
-        key, value = key + (0 if CACHE_BITS[cache_dtype][0] == 8 else 2), value + 4
-    return geometry.kv_heads * (key + value + (key + value) % 2)
+    cache_dtype, drafter = cache_dtype or settings.cache_dtype, settings.drafter
+    for model in filter(None, (geometry, drafter)):
+        if model.kept.unknown:
+            raise UnknownCacheError(model.kept.unknown)
+    if settings.draft_layers and not geometry.kept.mtp:
+        raise UnknownCacheError("no rule for what its MTP layers keep")
+    own = [part.shard(settings.ranks) for part in (*geometry.kept.parts, *geometry.kept.mtp * settings.draft_layers)]
+    main = next((part for part in own if part.kind == "full"), own[0])
+    block = block_size(geometry, settings, cache_dtype, main, own)
+    own += [replace(part.shard(settings.ranks), of="drafter") for part in (drafter.kept.parts if drafter else ())]
+    kinds = [kept(part, settings, cache_dtype, block, block * slot_bytes(main, cache_dtype)) for part in own]
+    ways = list(group(kinds, is_packed=geometry.kept.is_packed))
+    width = max(group.width for group in ways)
+    if geometry.kept.is_packed:  # blocks outermost: _get_kv_cache_bytes_per_block
+        stride = math.lcm(*(part.stride for part in own))
+        width = -(-width // stride) * stride
+    return Cache(cache_dtype, tuple(sorted(kinds, key=lambda one: one.part is not main)), tuple(ways), width)
 
 
-def state_bytes(geometry: Geometry, settings: Settings) -> int:
-    """Convolution's and recurrent state of one linear layer.
+def slot_bytes(part: Part, cache_dtype: str) -> int:
+    """Of a token in one layer, by its components."""
+    return part.slot_bytes(CACHE_BITS[cache_dtype], packed=cache_dtype in PACKED)
 
-    layers/mamba/mamba_utils.py, gated_delta_net_state_shape: the convolution keeps its last inputs, one more for each
-    drafted token.
+
+def kept(part: Part, settings: Settings, cache_dtype: str, block: int, main_page: int) -> Layers:
+    """main_page: of the main attention, which a state's is padded to."""
+    if part.kind == "state":
+        # One state is running. "align" (prefix caching) keeps a second, and a third where a prefill stores one on its
+        # way; each drafted token has its own: MambaSpec.
+        stored = settings.checkpoints if part.name in BY_KERNEL else settings.prefix_caching and bool(part.checkpoint)
+        copies = 1 + settings.prefix_caching + stored + settings.draft_tokens
+        return Layers(part, part.layers, state_bytes(part, settings), main_page, copies=copies)
+    if part.only and not cache_dtype.startswith(part.only):
+        raise UnknownCacheError(f"no rule for what {part.name} keeps in {cache_dtype}")
+    if cache_dtype in PACKED and (part.record or part.kind != "full"):
+        raise UnknownCacheError(f"no rule for what {part.name} keeps in {cache_dtype}")
+    slot, size = part.record or slot_bytes(part, cache_dtype), part.block or block
+    if part.kind == "ring":
+        if settings.draft_tokens > size:
+            raise UnknownCacheError(f"no rule for {part.name} of more drafts than {size}")
+        size *= 2 if settings.draft_tokens else 1
+        return Layers(part, part.layers, slot, size * slot, size, copies=1)
+    page = -(-size // part.ratio * slot // part.align) * part.align
+    window = part.window - 1 + settings.in_flight if part.window else 0
+    return Layers(part, part.layers, slot, page, size, window=window)
+
+
+def state_bytes(part: Part, settings: Settings) -> int:
+    """Convolution's and recurrent state of one layer.
+
+    layers/mamba/mamba_utils.py: the convolution keeps its last inputs, one more for each drafted token.
     """
-    inputs = (geometry.conv_kernel - 1 + settings.draft_tokens) * geometry.conv_width
-    recurrent = geometry.value_heads * geometry.value_dim * geometry.key_dim
-    return inputs * DTYPE_BYTES[settings.dtype] + recurrent * DTYPE_BYTES[settings.ssm_dtype]
+    inputs = (part.inputs + settings.draft_tokens) * part.channels
+    return inputs * DTYPE_BYTES[settings.dtype] + part.recurrent * DTYPE_BYTES[settings.ssm_dtype]
 
 
-def block_size(settings: Settings, cache_dtype: str, slot: int, state: int) -> int:
-    """Tokens of an attention block: large enough that its page holds a linear layer's state.
+def block_size(geometry: Geometry, settings: Settings, cache_dtype: str, main: Part, parts: Sequence[Part]) -> int:
+    """Tokens of an attention block: large enough that its page holds the largest state.
 
     platforms/interface.py, _align_hybrid_block_size: in steps of the block size that was asked for, or of the
     platform's, and always a multiple of what the kernel takes.
     """
     kernel = int(RULES["packed_block" if cache_dtype in PACKED else "kernel_block"][settings.platform])
+    kernel = max(kernel, geometry.kept.block)
     asked = settings.block_size or max(RULES["block"][settings.platform], kernel)
-    if not state:
+    states = [part for part in parts if part.kind == "state"]
+    if not states:
         return asked
-    step = math.lcm(max(kernel, asked), 64 if settings.checkpoints else 1)
-    wanted = step * -(-state // (step * slot))
+    stored = [64 if part.name in BY_KERNEL else part.checkpoint or 1 for part in states]
+    is_stored = settings.checkpoints if states[0].name in BY_KERNEL else settings.prefix_caching
+    step = math.lcm(max(kernel, asked), *(stored if is_stored else ()))
+    wanted = step * -(-max(state_bytes(part, settings) for part in states) // (step * slot_bytes(main, cache_dtype)))
     return max(asked, kernel * -(-wanted // kernel))
 
 
-def group_sizes(*kinds: int) -> list[tuple[int, ...]]:
-    """Layers of each group of these kinds of layers: dealt out like cards.
+def group(kinds: Sequence[Layers], *, is_packed: bool) -> Iterator[Group]:
+    """v1/core/kv_cache_utils.py, get_kv_cache_groups."""
+    if len({one.type for one in kinds}) == 1:
+        yield Group(kinds[0], sum(one.layers for one in kinds), sum(one.layers * one.page for one in kinds))
+    elif is_packed and len({one.page for one in kinds}) > 1:
+        yield from packed(list(buckets(kinds, lambda one: one.type)))
+    else:
+        alike = list(buckets(unified(kinds), lambda one: one.like))
+        for one, count in zip(alike, counts_of(alike), strict=True):
+            yield from (Group(one[0], layers, layers * one[0].page) for layers in dealt(one, count))
 
-    v1/core/kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size: groups as large as the rarest kind, or as the
-    most frequent one if it is less than one and a half times as frequent.
-    """
-    few, many = min(filter(None, kinds)), max(kinds)
-    size = many if many < few * 1.5 else few
-    counts = [(layers, -(-layers // size)) for layers in kinds]
-    return [tuple(len(range(index, layers, count)) for index in range(count)) for layers, count in counts]
+
+def buckets(kinds: Iterable[Layers], key: Callable[[Layers], Hashable]) -> Iterator[list[Layers]]:
+    found: dict[Hashable, list[Layers]] = {}
+    for one in kinds:
+        found.setdefault(key(one), []).append(one)
+    yield from found.values()
+
+
+def unified(kinds: Sequence[Layers]) -> Iterator[Layers]:
+    """unify_kv_cache_spec_page_size: the smaller page gets more tokens, or stays in part empty."""
+    page = max(one.page for one in kinds)
+    for one in kinds:
+        if one.copies or page % one.page == 0:
+            yield replace(one, page=page, block_size=one.block_size * (1 if one.copies else page // one.page))
+        elif one.part.record or not one.part.value:
+            raise UnknownCacheError(f"no rule for pages of {one.part.name} beside larger ones")
+        else:
+            yield replace(one, page=page)
+
+
+def counts_of(alike: Sequence[Sequence[Layers]]) -> list[int]:
+    """_get_kv_cache_groups_uniform_page_size: groups as large as the rarest kind, or as the most frequent one if it is
+    less than one and a half times as frequent. How many of each kind."""
+    layers = [sum(one.layers for one in kind) for kind in alike]
+    size = max(layers) if max(layers) < min(layers) * 1.5 else min(layers)
+    return [-(-count // size) for count in layers]
+
+
+def dealt(kind: Sequence[Layers], count: int) -> list[int]:
+    """Layers of each of `count` groups, dealt out like cards."""
+    return [len(range(index, sum(one.layers for one in kind), count)) for index in range(count)]
+
+
+def packed(kinds: Sequence[Sequence[Layers]]) -> Iterator[Group]:
+    """_get_packed_kv_cache_groups: pages of different sizes side by side in a block. Layers that repeat a pattern of
+    pages stay together; others, and states, are divided to fit beside."""
+    pages = [Counter[int]() for _ in kinds]
+    for sizes, kind in zip(pages, kinds, strict=True):
+        for one in kind:
+            sizes[one.page] += one.layers
+    even = [len(set(sizes.values())) == 1 for sizes in pages]
+    most = [max(sizes.values()) for sizes in pages]
+    least = max(
+        (n for n, sizes, is_even in zip(most, pages, even, strict=True) if is_even and len(sizes) > 1), default=0
+    )
+    patterns = [n for n, is_even in zip(most, even, strict=True) if is_even]
+    repeats = min(range(least, max(patterns) + 1), key=lambda d: (sum(-n % d for n in patterns), -d)) if least else 0
+    counts = [-(-n // repeats) if repeats and is_even else 1 for n, is_even in zip(most, even, strict=True)]
+    small = [bool(kind[0].copies) or (not repeats and bool(kind[0].window)) for kind in kinds]
+    anchor = max(
+        sum(-(-n // (sizes.total() if is_small else count)) * page for page, n in sizes.items())
+        for sizes, count, is_small in zip(pages, counts, small, strict=True)
+    )
+    for kind, sizes, count, is_small in zip(kinds, pages, counts, small, strict=True):
+        if is_small:
+            count = max(count, -(-sizes.total() // max(anchor // kind[0].page, 1)))
+        for index in range(count):
+            each = {page: len(range(index, n, count)) for page, n in sizes.items()}
+            yield Group(kind[0], sum(each.values()), sum(page * n for page, n in each.items()))

@@ -5,11 +5,13 @@ A step checks `1 + drafted` tokens at once and then drafts as many again. docs/m
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sparkpin.memory.cache import Cache, lay_out, slot_bytes
+from sparkpin.memory.architecture import UnknownCacheError
+from sparkpin.memory.cache import Cache, lay_out
 from sparkpin.memory.geometry import Geometry
 from sparkpin.memory.settings import Settings
 from sparkpin.memory.weights import DRAFTER, EMBEDDINGS, HEAD, MTP, MTP_EXPERTS, VISION
@@ -63,7 +65,9 @@ class DecodeModel:
         """context: tokens in the cache. same_experts: all tokens of the step reach the experts that one of them
         reaches, the other end of what routing can do; otherwise they are uniform and independent."""
         tokens = 1 if same_experts else 1 + self.settings.draft_tokens
-        reads = (*self.weight_reads(tokens), *self.cache_reads(lay_out(self.geometry, self.settings), context))
+        reads = list(self.weight_reads(tokens))
+        with contextlib.suppress(UnknownCacheError):  # then the ceiling is that of the weights alone
+            reads += self.cache_reads(lay_out(self.geometry, self.settings), context)
         return DecodeStep(tuple(read for read in reads if read.bytes), self.settings.draft_tokens)
 
     def weight_reads(self, tokens: int) -> Iterator[Read]:
@@ -93,13 +97,16 @@ class DecodeModel:
 
     def cache_reads(self, cache: Cache, context: int) -> Iterator[Read]:
         settings, drafted = self.settings, self.settings.draft_tokens
-        # The states are read once and written for each token.
-        yield Read("GDN states", cache.state_bytes * self.geometry.linear, 2 + drafted)
-        yield Read("KV cache", cache.slot_bytes * self.geometry.attention, context)
-        yield Read("KV cache of the MTP layer", cache.slot_bytes * settings.draft_layers, context * drafted)
-        if drafter := settings.drafter:
-            slot = slot_bytes(drafter.shard(settings.ranks), settings.cache_dtype)
-            yield Read("KV cache of the drafter", slot * drafter.attention * context, settings.draft_passes)
+        for one in cache.kinds:
+            part, size = one.part, one.slot * one.layers
+            records = min(context, part.window or context) / part.ratio
+            if part.kind == "state":  # read once and written for each token
+                yield Read(f"{part.name} states", size, 2 + drafted)
+            elif part.of != "model":
+                times = settings.draft_passes if part.of == "drafter" else drafted
+                yield Read(f"KV cache of the {part.of}", size * context, times)
+            elif part.kind != "ring":
+                yield Read(f"KV cache, {part.name}", size, min(records, part.most or records))
 
 
 def distinct(experts: int, active: int, tokens: int) -> float:

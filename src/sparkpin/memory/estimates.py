@@ -41,9 +41,10 @@ def activations(geometry: Geometry, settings: Settings) -> MemoryLine:
     """
     own, size, tokens = geometry.shard(settings.ranks), DTYPE_BYTES[settings.dtype], settings.max_num_batched_tokens
     values = own.value_heads * own.value_dim
+    mixed = 2 * own.key_heads * own.key_dim + values
     per_token = (
         size * max(1, own.experts_per_token) * (max(2 * own.expert_width, own.hidden) + own.expert_width),
-        size * (2 * own.conv_width + 3 * values) + size * values * own.key_dim // RULES["chunk"],
+        size * (2 * mixed + 3 * values) + size * values * own.key_dim // RULES["chunk"],
         size * own.head_dim * (4 * own.heads + 2 * own.kv_heads),
     )
     # Checking drafted tokens is profiled with a second row of logits a sequence (v1/worker/gpu_model_runner.py).

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sparkpin.core.errors import ManifestError
+from sparkpin.memory.architecture import Architecture, read_architecture
 from sparkpin.pins.reading import read_yaml
 
 RULES: Any = read_yaml(Path(__file__).with_name("rules.yaml"))
 DTYPE_BYTES: Mapping[str, int] = RULES["dtype_bytes"]
-KNOWN = ("full_attention", "linear_attention", "sliding_attention")
-NEXT = "choose a model whose config.json describes a Qwen3.5 or a plain attention model"
+NEXT = "choose a model whose config.json describes its text model as those of transformers do"
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """attention, linear: layers of each kind, a drafter's with a sliding window counted as if they had none; draft: MTP
-    layers, each with full attention.
+    """layers: all of the model's; draft: MTP layers. kept: what the layers keep of a request.
 
-    key_heads to value_dim and conv_kernel are those of the linear attention (Gated DeltaNet), 0 where there is none.
-    ssm_dtype: the type that the config demands of the recurrent state, None where it demands none.
+    key_heads to value_dim are those of the linear attention (Gated DeltaNet), 0 where there is none.
     """
 
-    attention: int
-    linear: int
+    layers: int
     draft: int
     hidden: int
     vocabulary: int
     heads: int
     kv_heads: int
     head_dim: int
-    conv_kernel: int
     key_heads: int
     key_dim: int
     value_heads: int
@@ -43,13 +39,13 @@ class Geometry:
     expert_width: int
     max_positions: int
     dtype: str
-    ssm_dtype: str | None
     vision: bool
+    kept: Architecture
 
     @property
-    def conv_width(self) -> int:
-        """Channels of the short convolution: queries and keys, then values."""
-        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+    def linear(self) -> int:
+        """Layers that keep a state."""
+        return sum(part.layers for part in self.kept.parts if part.kind == "state")
 
     def undivided(self, ranks: int) -> str:
         """The first size that `ranks` does not divide, though vLLM must divide it; "" where all are whole."""
@@ -78,24 +74,21 @@ def read_geometry(config: Mapping[str, Any], origin: str, *, drafter: bool = Fal
             raise ManifestError(origin, key, value, "a positive whole number", next_step=NEXT)
         return value
 
+    kept = read_architecture(text, drafter=drafter)
     # Older configs say torch_dtype.
     types = [part[key] for part in (config, text) for key in ("dtype", "torch_dtype") if part.get(key)]
-    dtype, ssm_dtype = (*types, "bfloat16")[0], text.get("mamba_ssm_dtype")
-    for key, word in (("dtype", dtype), ("mamba_ssm_dtype", ssm_dtype or dtype)):
+    dtype = (*types, "bfloat16")[0]
+    for key, word in (("dtype", dtype), ("mamba_ssm_dtype", kept.ssm_dtype or dtype)):
         if word not in DTYPE_BYTES:
             raise ManifestError(origin, key, word, f"one of {', '.join(DTYPE_BYTES)}", next_step=NEXT)
-    layers = number("num_hidden_layers")
-    kinds = layer_kinds(text, layers, origin, KNOWN if drafter else KNOWN[:2])
-    linear = kinds.count("linear_attention")
-    defaults = {"sizes": None, "linear_sizes": None if linear else 0, "optional_sizes": 0}
+    defaults = {"sizes": 0 if kept.unknown else None, "optional_sizes": 0}
     sizes = {name: number(key, least) for table, least in defaults.items() for name, key in RULES[table].items()}
     return Geometry(
-        attention=layers - linear,
-        linear=linear,
-        head_dim=number("head_dim", sizes["hidden"] // sizes["heads"]),
+        layers=number("num_hidden_layers"),
+        head_dim=number("head_dim", sizes["hidden"] // max(1, sizes["heads"])),
         dtype=dtype,
-        ssm_dtype=ssm_dtype,
         vision=any(str(name).endswith("ForConditionalGeneration") for name in config.get("architectures") or ()),
+        kept=kept,
         **sizes,
     )
 
@@ -104,16 +97,3 @@ def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a config that describes the text model."""
     text = config.get("text_config")
     return text if isinstance(text, dict) else config
-
-
-def layer_kinds(text: Mapping[str, Any], layers: int, origin: str, known: Sequence[str]) -> list[str]:
-    """One word a layer: from `layer_types`, else every n-th is full attention, else all are."""
-    kinds = text.get("layer_types")
-    if kinds is None:
-        every = text.get("full_attention_interval") or 1
-        return ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)]
-    unknown = [kind for kind in kinds if kind not in known]
-    if unknown or len(kinds) != layers or {*kinds} == {"linear_attention"}:
-        expected = f"{layers} of {' and '.join(known)}, not linear_attention alone"
-        raise ManifestError(origin, "layer_types", unknown[:1] or f"{len(kinds)} entries", expected, next_step=NEXT)
-    return [str(kind) for kind in kinds]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from sparkpin.core.errors import ManifestError
 from sparkpin.core.terminal import gib
 from sparkpin.host.machine import HOST_RESERVE
+from sparkpin.memory.architecture import UnknownCacheError
 from sparkpin.memory.cache import FORMATS, Cache, lay_out
 from sparkpin.memory.estimates import How, MemoryLine, activations, estimated
 from sparkpin.memory.geometry import Geometry
@@ -48,7 +51,7 @@ class MemoryPlan:
 
     inside: shares before the KV pool; outside: shares that vLLM's budget does not count. budget: what vLLM wants to be
     free at its start; None where nothing is asked. pool_line: the KV cache's share. capacities: that of the recipe's
-    format first.
+    format first; none where no rule says what the model keeps, and unknown is why.
     """
 
     geometry: Geometry
@@ -61,11 +64,21 @@ class MemoryPlan:
     budget: int | None
     pool_line: MemoryLine
     capacities: tuple[Capacity, ...]
+    unknown: str = ""
     notes: tuple[str, ...] = ()
 
     @property
     def chosen(self) -> Capacity:
+        """Raises ManifestError where no rule says what the model keeps."""
+        if self.unknown:
+            step = "invoke plan prints the rest; vLLM's log has the cache once it is served"
+            raise ManifestError("config.json", "the KV cache", self.unknown, "a known architecture", next_step=step)
         return self.capacities[0]
+
+    @property
+    def requests(self) -> dict[int, int]:
+        """Of `chosen`; none where that is unknown."""
+        return self.capacities[0].requests if self.capacities else {}
 
     @property
     def lines(self) -> tuple[MemoryLine, ...]:
@@ -100,21 +113,29 @@ class MemoryPlan:
     @property
     def problems(self) -> list[str]:
         """Why it does not fit."""
-        settings, chosen, length, found = self.settings, self.chosen, self.max_model_len, list[str]()
-        if length > self.geometry.max_positions and not settings.longer:  # config/model.py, _get_and_verify_max_len
+        settings, length, found = self.settings, self.max_model_len, list[str]()
+        if (
+            length > (self.geometry.max_positions or length) and not settings.longer
+        ):  # config/model.py, _get_and_verify_max_len
             found.append(f"--max-model-len {length:,}: beyond {self.geometry.max_positions:,} vLLM requires {LONG}=1")
         if self.budget is not None and not self.pool and self.fixed >= self.budget:
             found.append(f"no cache is left: weights and the rest take {gib(self.fixed)} of {gib(self.budget)}")
-        elif not chosen.cache.requests(chosen.blocks, max(length, 1)):
-            longest = chosen.cache.longest(chosen.blocks)
-            lack = f"one request of {length:,} tokens, so vLLM would not start: --max-model-len {longest} fits"
-            found.append(f"the KV pool of {gib(self.pool)} does not hold {lack if longest else 'a single request'}")
-        elif settings.max_num_seqs > chosen.blocks and chosen.cache.states.sizes and not settings.eager:
-            # vllm/config/compilation.py, resolve_cudagraph_mode_and_sizes, with graphs of whole decode steps.
-            found.append(f"--max-num-seqs {settings.max_num_seqs}: each needs one of the pool's {chosen.blocks} blocks")
+        elif self.capacities:
+            found += self.lacks(self.chosen)
         if self.left < 0:
             found.append(f"it needs {gib(self.needed)}, {gib(self.machine.free)} are free ({self.machine.source})")
         return found
+
+    def lacks(self, chosen: Capacity) -> Iterator[str]:
+        """What its pool does not hold."""
+        settings, length = self.settings, self.max_model_len
+        if not chosen.cache.requests(chosen.blocks, max(length, 1)):
+            longest = chosen.cache.longest(chosen.blocks)
+            lack = f"one request of {length:,} tokens, so vLLM would not start: --max-model-len {longest} fits"
+            yield f"the KV pool of {gib(self.pool)} does not hold {lack if longest else 'a single request'}"
+        elif settings.max_num_seqs > chosen.blocks and chosen.cache.states_bytes and not settings.eager:
+            # vllm/config/compilation.py, resolve_cudagraph_mode_and_sizes, with graphs of whole decode steps.
+            yield f"--max-num-seqs {settings.max_num_seqs}: each needs one of the pool's {chosen.blocks} blocks"
 
     @property
     def hints(self) -> list[str]:
@@ -141,10 +162,11 @@ def make_plan(geometry: Geometry, settings: Settings, weights: Sequence[WeightKi
         pool = MemoryLine("KV pool", likely, (span[0], span[1]), "vLLM's rule", rule)
     else:
         pool = MemoryLine("KV pool", settings.kv_bytes, (settings.kv_bytes,) * 2, "flag", settings.kv_from)
-    caches = [lay_out(geometry, settings, name) for name in dict.fromkeys((settings.cache_dtype, *FORMATS))]
+    caches, unknown = known_caches(geometry, settings)
     max_len = settings.max_model_len
     if max_len == AUTO:
-        max_len = min(geometry.max_positions, caches[0].longest(caches[0].blocks(pool.bytes)))
+        fitting = caches[0].longest(caches[0].blocks(pool.bytes)) if caches else geometry.max_positions
+        max_len = min(geometry.max_positions, fitting)
     return MemoryPlan(
         geometry=geometry,
         settings=settings,
@@ -156,7 +178,21 @@ def make_plan(geometry: Geometry, settings: Settings, weights: Sequence[WeightKi
         budget=share if settings.kv_bytes is None or settings.platform == "cuda" else None,
         pool_line=pool,
         capacities=tuple(capacity(cache, pool.bytes, max_len) for cache in caches),
+        unknown=unknown,
     )
+
+
+def known_caches(geometry: Geometry, settings: Settings) -> tuple[list[Cache], str]:
+    """The settings' own format and those to compare it with; none, and why, where that is not known."""
+    try:
+        caches = [lay_out(geometry, settings)]
+    except UnknownCacheError as error:
+        return [], str(error)
+    for name in FORMATS:
+        if name != settings.cache_dtype:
+            with contextlib.suppress(UnknownCacheError):
+                caches.append(lay_out(geometry, settings, name))
+    return caches, ""
 
 
 def inside_lines(geometry: Geometry, settings: Settings, weights: Sequence[WeightKind]) -> Iterator[MemoryLine]:
@@ -168,8 +204,8 @@ def inside_lines(geometry: Geometry, settings: Settings, weights: Sequence[Weigh
         yield estimated("server process")
         return
     if not settings.eager:
-        drafting = settings.drafter.attention if settings.drafter else settings.draft_layers
-        yield estimated("CUDA graphs", (geometry.attention + geometry.linear + drafting) / 48)
+        drafting = settings.drafter.layers if settings.drafter else settings.draft_layers
+        yield estimated("CUDA graphs", (geometry.layers + drafting) / 48)
     yield estimated("what vLLM counts as its own")
     if settings.loader == "instanttensor":
         yield estimated("loader's buffers")

@@ -31,10 +31,10 @@ LONG, ADDITIONAL = "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "--additional-config"
 class Settings:
     """max_model_len: AUTO where vLLM shall find the longest that fits. cache_dtype: vLLM's word, never `auto`.
 
-    draft_tokens: per step, 0 without speculation; draft_layers: attention layers of the drafter; draft_rows: of the LM
-    head that the mod draft-vocabulary copies for it, 0 for none; draft_bits: of a weight in them, where the head has 8,
-    4 or 8. drafter: a second model that drafts; draft_passes: of it, in a step. int8_head: the mod int8-lm-head
-    quantises the LM head.
+    in_flight: tokens that are scheduled and not done, at most. draft_tokens: per step, 0 without speculation;
+    draft_layers: attention layers of the drafter; draft_rows: of the LM head that the mod draft-vocabulary copies for
+    it, 0 for none; draft_bits: of a weight in them, where the head has 8, 4 or 8. drafter: a second model that drafts;
+    draft_passes: of it, in a step. int8_head: the mod int8-lm-head quantises the LM head.
     checkpoints: a prefill stores a state on its way for prefix caching, in blocks of a multiple of 64 tokens.
     block_size: None where nobody asks for one. kv_bytes: an explicit size of the KV pool, instead of what `utilization`
     leaves; kv_from: the setting that gives it, and its file. loader: of --load-format. longer: whether max_model_len
@@ -46,6 +46,7 @@ class Settings:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    in_flight: int
     utilization: float
     cache_dtype: str
     dtype: str
@@ -97,7 +98,7 @@ def read_settings(
     cuda, dtype = platform == "cuda", choice(flags, "--dtype", geometry.dtype, DTYPE_BYTES)
     # Without the flag: the config's (model_executor/models/config.py), else that of the convolution
     # (layers/mamba/mamba_utils.py), but on a CPU with AVX512-BF16 float32 (platforms/cpu.py).
-    state = geometry.ssm_dtype or ("float32" if wide_state and not cuda else dtype)
+    state = geometry.kept.ssm_dtype or ("float32" if wide_state and not cuda else dtype)
     kv_bytes, kv_from = pool_bytes(flags, env, platform)
     drafts, other = drafting(flags, geometry, drafter), flags.json(ADDITIONAL)
     rows = draft_rows(other, geometry)
@@ -107,6 +108,7 @@ def read_settings(
     # FlashInfer's kernel, which is taken on SM12x with CUDA 13 and heads of 128: vLLM 0.33,
     # model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py. Read there, not run.
     stores = geometry.key_dim == 128 and flags.text("--gdn-prefill-backend") in (None, "auto", "flashinfer")
+    is_sparse = any(part.name == "sparse" for part in geometry.kept.parts)
     max_len = flags.number("--max-model-len", auto=True) or geometry.max_positions
     seqs, longest = flags.number("--max-num-seqs"), geometry.max_positions if max_len == AUTO else max_len
     most_seqs, most = RULES["sequences"][platform], RULES["tokens_a_step"]
@@ -116,8 +118,11 @@ def read_settings(
         max_model_len=max_len,
         max_num_seqs=seqs or min(most_seqs, batched),
         max_num_batched_tokens=batched,
+        # config/vllm.py, max_concurrent_batches; platforms/cpu.py schedules one at a time.
+        in_flight=batched * (2 if cuda and flags.on("--async-scheduling", default=True) else 1),
         utilization=flags.fraction("--gpu-memory-utilization") or RULES["utilization"],
-        cache_dtype=choice(flags, "--kv-cache-dtype", dtype, CACHE_BITS),
+        # layers/attention/mla_attention.py, _canonicalize_sparse_mla_kv_cache_dtype, of SM12x.
+        cache_dtype=choice(flags, "--kv-cache-dtype", "fp8" if is_sparse and cuda else dtype, CACHE_BITS),
         dtype=dtype,
         ssm_dtype=choice(flags, "--mamba-ssm-cache-dtype", state, DTYPE_BYTES),
         block_size=flags.number("--block-size"),

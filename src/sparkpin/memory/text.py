@@ -40,20 +40,22 @@ def weight_rows(plan: MemoryPlan) -> Iterator[Row]:
 def cache_columns(plan: MemoryPlan) -> Row:
     """Requests are counted for the lengths up to max_model_len."""
     names = ("cache, the recipe's first", "block", "bytes a token", "tokens", "concurrency")
-    return (*names, *(f"requests at {length:,}" for length in plan.chosen.requests))
+    return (*names, *(f"requests at {length:,}" for length in plan.requests))
 
 
 def cache_row(capacity: Capacity) -> Row:
-    cache, token = capacity.cache, capacity.cache.slot_bytes * sum(capacity.cache.attention.sizes)
-    sizes = (f"{size:,}" for size in (cache.attention.block_size, token, capacity.tokens))
+    cache = capacity.cache
+    sizes = (f"{size:,}" for size in (cache.kinds[0].block_size, cache.token_bytes, capacity.tokens))
     return cache.cache_dtype, *sizes, f"{capacity.concurrency:.2f}x", *map(str, capacity.requests.values())
 
 
 def cache_lines(plan: MemoryPlan) -> Iterator[str]:
     """What is the same for every type of cache, and the chosen one in the words of vLLM's log."""
-    if layers := sum((states := plan.chosen.cache.states).sizes):
-        held = gib(plan.chosen.cache.state_bytes * layers * states.copies)
-        yield f"GDN states of a request: {held}, whatever the type of the cache"
+    if plan.unknown:
+        yield f"KV cache: unknown, {plan.unknown}"
+        return
+    if states := plan.chosen.cache.states_bytes:
+        yield f"states of a request: {gib(states)}, whatever the type of the cache"
     yield log_line(plan)
 
 
@@ -95,16 +97,18 @@ def verdict(plan: MemoryPlan) -> Iterator[str]:
 
 def notes(plan: MemoryPlan) -> Iterator[str]:
     """What else to know."""
-    settings, cache, geometry = plan.settings, plan.chosen.cache, plan.geometry
-    fitting = plan.chosen.requests.get(plan.max_model_len, 0)
+    settings, geometry = plan.settings, plan.geometry
+    fitting = plan.requests.get(plan.max_model_len, 0)
     if settings.max_num_seqs < fitting:
         yield f"--max-num-seqs {settings.max_num_seqs} lets no more than so many of the {fitting} requests run at once"
     least = plan.pool_line.span[0]
-    if plan.fits and not cache.requests(cache.blocks(least), plan.max_model_len):
+    if plan.fits and any(
+        not one.cache.requests(one.cache.blocks(least), plan.max_model_len) for one in plan.capacities[:1]
+    ):
         yield f"the lowest pool of its range, {gib(least)}, would not hold one request"
     if settings.unread:
         yield f"not counted, since this plan does not know what they do: {', '.join(settings.unread)}"
-    if plan.max_model_len > geometry.max_positions and settings.longer:
+    if plan.max_model_len > (geometry.max_positions or plan.max_model_len) and settings.longer:
         yield f"--max-model-len {plan.max_model_len:,} is more than the model's {geometry.max_positions:,} positions"
     yield from plan.notes
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from architecture_samples import SAMPLES
 from checkout import PROJECT
 from cpu_stages import Service
 from in_container import output_of
@@ -51,6 +52,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # name -> changes o
 }
 
 
+STEP = {"max_num_batched_tokens": 2048, "max_num_seqs": 8}
+
+
 def base_folder() -> Path:
     paths = Paths.from_env(PROJECT)
     pin = manifests.load_model(PROJECT, "scripted-tiny")
@@ -87,6 +91,40 @@ def test_plans_say_what_vllm_says(stages: dict[str, Release]) -> None:
     )
     rows = [json.loads(line.removeprefix("RESULT ")) for line in log.splitlines() if line.startswith("RESULT ")]
     assert {(row.pop("name"), row.pop("length"), row.pop("pool")): row for row in rows} == wanted
+
+
+@pytest.fixture(scope="module")
+def as_gb10(stages: dict[str, Release]) -> dict[str, Any]:
+    """What vLLM's own code makes of SAMPLES on a GB10, by name."""
+    script = PROJECT / "tests/support/vllm_as_gb10.py"
+    cases = [
+        {"name": name, "config": config, "args": STEP | args, "length": 16_384, "pool": GIB}
+        for name, (config, args) in SAMPLES.items()
+    ]
+    log = output_of(
+        Engine.connect(),
+        stages["base"].tag,
+        ["python", "-W", "ignore", "/run/vllm_as_gb10.py", json.dumps(cases)],
+        environment={**container.ENV, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"},
+        volumes={str(script): {"bind": "/run/vllm_as_gb10.py", "mode": "ro"}},
+        tmpfs={"/tmp": "exec"},
+    )
+    rows = [json.loads(line.removeprefix("RESULT ")) for line in log.splitlines() if line.startswith("RESULT ")]
+    return {row.pop("name"): row for row in rows} | {"log": log}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_known_architecture_is_cut_as_vllm_cuts_it_on_a_gb10(as_gb10: dict[str, Any], name: str) -> None:
+    """Groups with their layers, bytes of a block and blocks of a request; blocks, tokens and concurrency."""
+    config, args = SAMPLES[name]
+    argv = argv_of({"enable_prefix_caching": True, "gdn_prefill_backend": "triton"} | STEP | args, 16_384)
+    geometry = read_geometry(config, name)
+    cache = lay_out(geometry, read_settings(vllm_flags.Flags(argv, name, {}), {}, "cuda", geometry))
+    tokens, concurrency = cache.capacity(cache.blocks(GIB), 16_384)
+    groups = sorted([group.layers, group.width, group.first.request_blocks(16_384)] for group in cache.groups)
+    ours = {"groups": groups, "blocks": cache.blocks(GIB), "tokens": tokens, "concurrency": concurrency}
+    assert as_gb10.get(name, as_gb10["log"][-4000:]) == ours
 
 
 def test_the_plan_says_what_the_server_has_logged(server: Service) -> None:
@@ -137,9 +175,9 @@ def wanted_cases() -> tuple[list[dict[str, Any]], dict[tuple[str, int, int], dic
                     wanted[name, length, pool] = {"longest": cache.longest(blocks)}
                     continue
                 wanted[name, length, pool] = {
-                    "block_size": cache.attention.block_size,
-                    "page_bytes": cache.block_bytes // max(cache.groups),
-                    "groups": sorted(cache.groups),
+                    "block_size": cache.kinds[0].block_size,
+                    "page_bytes": cache.groups[0].first.page,
+                    "groups": sorted(group.layers for group in cache.groups),
                     "blocks": blocks,
                     "tokens": tokens,
                     "concurrency": concurrency,

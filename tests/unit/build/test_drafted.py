@@ -12,8 +12,7 @@ from checkout import PROJECT
 
 sys.path.append(str(PROJECT / "benchmarks/stage_table"))
 
-from figures import Figure, tensors
-from shapes import GEOMETRY
+from figures import GEOMETRY, Figure, tensors
 
 from sparkpin.build import pair as pairing
 from sparkpin.build.checkpoint import build_checkpoint
@@ -144,9 +143,10 @@ def test_a_drafter_of_other_geometry_has_groups_of_its_own() -> None:
         Machine(130 << 30, 118 << 30, "a test", "flag"),
     )
     cache = made.chosen.cache
-    assert cache.groups == (6,) * 9 and cache.drafts.sizes == (6,)
-    size = cache.attention.block_size
-    assert size == 2 * cache.drafts.block_size
+    assert [group.layers for group in cache.groups] == [6] * 9
+    sizes = {group.first.part.of: group.first.block_size for group in cache.groups if group.first.part.kind == "full"}
+    size = sizes["model"]
+    assert size == 2 * sizes["drafter"]
     assert cache.request_blocks(10 * size) == 2 * 10 + 6 * 13 + 20  # 13 states: its own and 12 drafts'
 
 

@@ -56,9 +56,9 @@ def test_the_baseline_s_bytes_by_hand() -> None:
     full = 3072 * 16_384 + 2 * 3072 * 512 + 8192 * 3072
     assert found["INT4 layers"].bytes == (36 * linear + 12 * full) * 33 / 64 == 2_128_896_000
     assert found["LM head"].bytes == 248_320 * 3072 * 2 == 1_525_678_080
-    assert found["GDN states"].size == 36 * (64 * 128 * 128 * 4 + 3 * 12_288 * 2) == 153_649_152
-    assert found["GDN states"].times == 2
-    assert found["KV cache"].bytes == 1000 * 12 * 2 * 2 * 256 * 2 == 24_576_000
+    assert found["gdn states"].size == 36 * (64 * 128 * 128 * 4 + 3 * 12_288 * 2) == 153_649_152
+    assert found["gdn states"].times == 2
+    assert found["KV cache, full"].bytes == 1000 * 12 * 2 * 2 * 256 * 2 == 24_576_000
     assert "MTP layer" not in found and "embeddings" not in found
 
 
@@ -71,7 +71,7 @@ def test_two_drafted_tokens() -> None:
     norms = 3 * 3072 + 2 * 3072 + 2 * 256 + 3072  # of MTP, of its layer, of q and k, and the shared expert's gate
     assert (found["MTP layer"].size, found["MTP layer"].times) == (2 * (dense + norms), 2)
     assert (found["MTP experts"].size, found["MTP experts"].times) == (MTP_EXPERT, pytest.approx(31.2578125))
-    assert found["GDN states"].times == 4  # read once, written for each of three tokens
+    assert found["gdn states"].times == 4  # read once, written for each of three tokens
     assert found["KV cache of the MTP layer"].bytes == 2 * 1000 * 2048
     same = reads(made(MTP, same=True))
     assert (same["INT4 experts"].times, same["MTP experts"].times) == (8, 16)
@@ -103,7 +103,7 @@ def test_the_mtp_layer_in_fp8() -> None:
 def test_the_cache_in_four_bits_and_a_long_context() -> None:
     """262 bytes a token and head, not 1024 (mods/turboquant), in 12 layers and two passes of the MTP layer."""
     assert made(V2).bytes - made(V2_TQ).bytes == (12 + 2) * 1000 * 2 * (1024 - 262)
-    assert reads(made(V2, context=262_144))["KV cache"].bytes == 262_144 * 24_576
+    assert reads(made(V2, context=262_144))["KV cache, full"].bytes == 262_144 * 24_576
 
 
 def test_the_ceilings_of_the_published_chain() -> None:

@@ -34,7 +34,8 @@ from sparkpin.checkpoint.safetensors import TensorInfo, tensor_nbytes
 from sparkpin.checkpoint.shapes import load_shapes
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.terminal import gib
-from sparkpin.memory.cache import FORMATS, lay_out, slot_bytes
+from sparkpin.memory.architecture import Part
+from sparkpin.memory.cache import FORMATS, Cache, Layers, lay_out, slot_bytes
 from sparkpin.memory.geometry import read_geometry
 from sparkpin.memory.inputs import as_if, merged
 from sparkpin.memory.plan import Machine, make_plan
@@ -62,7 +63,7 @@ def test_what_vllm_0_32_logged_for_the_layers_of_the_122b(
     """Of 8 GiB on a CPU, for 262,144 tokens. The first two were logged with half of the model's value heads."""
     cache = cache_of(f"--no-enable-prefix-caching {flags}", linear_num_value_heads=heads)
     assert cache.blocks(8 * GIB) == blocks and cache.capacity(blocks, MAX)[0] == tokens
-    assert cache.groups == (12 + drafts, 12, 12, 12)
+    assert sorted(group.layers for group in cache.groups) == [12, 12, 12, 12 + drafts]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_what_vllm_0_33_logged_for_the_scripted_model_on_an_h200(flags: str, blo
     """Of 2 GiB, for 40,960 tokens; benchmarks/stage_table."""
     geometry = read_geometry(network.config(vocabulary()) | {"max_position_embeddings": 65536}, "config.json")
     cache = lay_out(geometry, settings_of(geometry, flags + SERVED, "cuda"))
-    assert cache.attention.block_size == block
+    assert cache.kinds[0].block_size == block
     assert cache.capacity(cache.blocks(2 * GIB), 40_960)[0] == tokens
 
 
@@ -107,21 +108,24 @@ def test_bytes_of_a_token_and_head() -> None:
         "bfloat16": 1024, "float32": 2048, "fp8": 512, "turboquant_k8v4": 388, "turboquant_4bit_nc": 262,
         "turboquant_k3v4_nc": 230, "turboquant_3bit_nc": 198,
     }  # fmt: skip
-    one = geometry_122b(num_key_value_heads=1)
+    one = Part("full", 1, key=256, value=256)
     assert {cache_dtype: slot_bytes(one, cache_dtype) for cache_dtype in sizes} == sizes
-    narrow = replace(one, head_dim=60)
+    narrow = replace(one, key=60, value=60)
     assert slot_bytes(narrow, "turboquant_3bit_nc") == 52  # 23 + 2 and 23 + 4
     assert slot_bytes(narrow, "turboquant_k3v4_nc") == 60  # 23 + 2 and 30 + 4 are 59: an odd slot is made even
 
 
+def states_of(cache: Cache) -> Layers:
+    return next(one for one in cache.kinds if one.part.kind == "state")
+
+
 def test_gdn_state_of_a_request() -> None:
     """36 layers; conv: 3 inputs of 12,288 channels in BF16; recurrent: 64 heads of 128 x 128 in float32."""
-    plain = cache_of("--no-enable-prefix-caching")
-    assert (plain.state_bytes, plain.states.copies) == (73_728 + 4_194_304, 1)
-    assert sum(plain.states.sizes) == 36
-    drafting = cache_of("--no-enable-prefix-caching " + MTP2)
-    assert (drafting.state_bytes, drafting.states.copies) == (5 * 12_288 * 2 + 4_194_304, 3)
-    assert cache_of("--enable-prefix-caching " + MTP2).states.copies == 4
+    plain = states_of(cache_of("--no-enable-prefix-caching"))
+    assert (plain.slot, plain.copies, plain.layers) == (73_728 + 4_194_304, 1, 36)
+    drafting = states_of(cache_of("--no-enable-prefix-caching " + MTP2))
+    assert (drafting.slot, drafting.copies) == (5 * 12_288 * 2 + 4_194_304, 3)
+    assert states_of(cache_of("--enable-prefix-caching " + MTP2)).copies == 4
 
 
 def test_the_state_types_flag_goes_before_the_config_and_the_cpu_before_the_activations_type() -> None:
@@ -146,18 +150,18 @@ def test_the_state_types_flag_goes_before_the_config_and_the_cpu_before_the_acti
 def test_vllm_0_33_keeps_a_state_more_for_prefix_caching_on_a_spark(flags: str, block: int, states: int) -> None:
     geometry = geometry_122b()
     cache = lay_out(geometry, settings_of(geometry, flags, "cuda"))
-    assert (cache.attention.block_size, cache.states.copies) == (block, states)
+    assert (cache.kinds[0].block_size, states_of(cache).copies) == (block, states)
 
 
 def test_a_model_of_attention_alone_has_one_group_and_small_blocks() -> None:
     config = {
         "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "vocab_size": 1000, "max_position_embeddings": 4096, "torch_dtype": "float16",
+        "vocab_size": 1000, "max_position_embeddings": 4096, "torch_dtype": "float16", "model_type": "llama",
     }  # fmt: skip
     geometry = read_geometry(config, "config.json")
     assert (geometry.head_dim, geometry.dtype, geometry.linear) == (64, "float16", 0)
     cache = lay_out(geometry, settings_of(geometry, "--max-model-len 4096", "cuda"))
-    assert (cache.attention.block_size, cache.request_blocks(4096)) == (16, 256)
+    assert (cache.kinds[0].block_size, cache.request_blocks(4096)) == (16, 256)
     assert cache.block_bytes == 16 * 4 * 2 * 64 * 2 * 2
 
 
@@ -278,8 +282,6 @@ def test_each_sequence_wants_a_block_for_its_states() -> None:
     "changes",
     [
         {"num_hidden_layers": None},
-        {"layer_types": ["full_attention"]},
-        {"layer_types": ["full_attention"] * 47 + ["sliding_attention"]},
         {"dtype": "int8"},
     ],
 )

@@ -1,0 +1,167 @@
+"""What the layers of a model keep of each request: its config.json read by architectures.yaml."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, prod
+from pathlib import Path
+from typing import Any
+
+from sparkpin.pins.reading import read_yaml
+
+TABLE: Any = read_yaml(Path(__file__).with_name("architectures.yaml"))
+TELLS = re.compile(TABLE["tells"])
+ROWS: Mapping[str, Any] = {model: row for row in TABLE["architectures"] for model in row["models"]}
+
+
+class UnknownCacheError(Exception):
+    """No rule here says what is kept; the text says of what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What `layers` layers keep alike. The fields are those of `parts` in architectures.yaml.
+
+    of: model, MTP layer or drafter.
+    """
+
+    name: str
+    layers: int
+    kind: str = "full"
+    heads: int = 1
+    key: int = 0
+    value: int = 0
+    record: int = 0
+    only: str = ""
+    ratio: int = 1
+    most: int = 0
+    align: int = 1
+    stride: int = 1
+    block: int = 0
+    window: int = 0
+    inputs: int = 0
+    channels: int = 0
+    recurrent: int = 0
+    checkpoint: int = 0
+    of: str = "model"
+
+    def shard(self, ranks: int) -> Part:
+        """What one of `ranks` tensor-parallel machines holds; heads are copied where there are fewer.
+
+        Raises UnknownCacheError where a state has no whole share.
+        """
+        if self.channels % ranks or self.recurrent % ranks:
+            raise UnknownCacheError(f"a state of {self.name} over {ranks} machines")
+        sizes = (self.channels // ranks, self.recurrent // ranks)
+        return replace(self, heads=max(1, self.heads // ranks), channels=sizes[0], recurrent=sizes[1])
+
+    def slot_bytes(self, bits: Sequence[int], *, packed: bool) -> int:
+        """Key and value of a token in one layer. bits: of their components.
+
+        v1/kv_cache_interface.py, AttentionSpec; for TurboQuant (packed) layers/quantization/turboquant/config.py: a key
+        of 3 or 4 bits has a float16 norm, one of 8 bits nothing; a value has a float16 scale and zero; the sum is made
+        even.
+        """
+        key, value = (ceil(size * of / 8) for size, of in zip((self.key, self.value), bits, strict=True))
+        if packed:
+            key, value = key + (0 if bits[0] == 8 else 2), value + 4
+        return self.heads * (key + value + (key + value) % 2 if packed else key + value)
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """parts, mtp: of the model's layers and of its MTP layers. block: tokens of a block by default, 0 where the
+    platform says it; is_packed: pages of different sizes lie side by side in a block. unknown: why there are no parts.
+    """
+
+    parts: tuple[Part, ...] = ()
+    mtp: tuple[Part, ...] = ()
+    block: int = 0
+    is_packed: bool = False
+    ssm_dtype: str | None = None
+    unknown: str = ""
+
+
+def read_architecture(text: Mapping[str, Any], *, drafter: bool = False) -> Architecture:
+    """text: the part of config.json that describes the text model. drafter: of a second model, whose layers with a
+    sliding window count as if they had none."""
+    row, used = ROWS.get(str(text.get("model_type"))), set[str]()
+    if row is None:
+        return Architecture(unknown=f"no rule for model_type {text.get('model_type')}")
+
+    def find(names: str) -> Any:
+        """The first of these keys that has a value, after each dot within a mapping."""
+        for name in names.split():
+            value: Any = text
+            for piece in name.split("."):
+                value = value.get(piece) if isinstance(value, Mapping) else None
+            if value not in (None, ""):
+                used.add(name.partition(".")[0])
+                return value
+        return None
+
+    def size(rule: int | str | list[list[int | str]]) -> int:
+        if isinstance(rule, list):
+            return sum(prod(map(size, factors)) for factors in rule)
+        value = find(rule) if isinstance(rule, str) else rule
+        if value is None and rule == "head_dim":
+            value = size("hidden_size") // size("num_attention_heads")
+        if type(value) is not int:
+            raise UnknownCacheError(f"config.json has no number {rule}")
+        return value
+
+    try:
+        counts = Counter(name for word in layer_words(row, find, size) for name in parts_of(row, word, drafter=drafter))
+        counts.update({name: len(find(key) or ()) for key, name in row.get("each", {}).items()})
+        parts = tuple(made_part(name, count, size) for name, count in counts.items() if count)
+        ssm_dtype = find(row["ssm"]) if "ssm" in row else None
+        mtp = tuple(replace(made_part(name, 1, size), of="MTP layer") for name in row.get("mtp", ()))
+        if strange := sorted(strange_keys(text, row, used)):
+            raise UnknownCacheError(f"config.json has {strange[0]}, which no rule for {text['model_type']} reads")
+    except UnknownCacheError as error:
+        return Architecture(unknown=str(error))
+    return Architecture(parts, mtp, row.get("block", 0), "packed" in row, ssm_dtype or row.get("ssm_default"))
+
+
+def made_part(name: str, layers: int, size: Callable[[Any], int]) -> Part:
+    rules = TABLE["parts"][name].items()
+    values: dict[str, Any] = {key: rule if key in ("kind", "only") else size(rule) for key, rule in rules}
+    return Part(name, layers, **values)
+
+
+def layer_words(row: Mapping[str, Any], find: Callable[[str], Any], size: Callable[[Any], int]) -> Sequence[Any]:
+    """The model's word for each of its layers that keeps something of its own."""
+    layers = size("num_hidden_layers")
+    words, every = find(row.get("list", "layer_types")), row.get("every")
+    if words is None and every:
+        period = find(every["period"]) or every.get("default", 1)
+        offset = size(every["offset"]) if "offset" in every else period - 1
+        words = [every["word" if layer % period == offset else "other"] for layer in range(layers)]
+    elif words is None and "absent" in row:
+        chosen = [word for key, word in row.get("all_if", {}).items() if find(key)]
+        words = (*chosen, row["absent"])[:1] * layers
+    if words is None or len(words) < layers:
+        raise UnknownCacheError(f"config.json has no word for each of its {layers} layers")
+    own: Sequence[Any] = words[: layers - (find(row.get("shared", "")) or 0)]
+    return own
+
+
+def parts_of(row: Mapping[str, Any], word: Any, *, drafter: bool) -> Sequence[str]:
+    if drafter and word == "sliding_attention":
+        word = "full_attention"
+    found: Sequence[str] | None = row["words"].get(word)
+    if found is None:
+        raise UnknownCacheError(f"no rule for layers that are {word}")
+    return found
+
+
+def strange_keys(text: Mapping[str, Any], row: Mapping[str, Any], used: set[str]) -> Iterator[str]:
+    """Keys that change what is kept, and that nothing has read."""
+    known = {*used, *row.get("drop", ()), *str(row.get("list", "layer_types")).split()}
+    known |= {key for key, switch in row.get("switch", {}).items() if text.get(switch) is False}
+    for key, value in text.items():
+        if value and key not in known and TELLS.search(key) and not key.startswith("use_"):
+            yield key
