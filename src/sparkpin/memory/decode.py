@@ -14,7 +14,7 @@ from sparkpin.memory.architecture import UnknownCacheError
 from sparkpin.memory.cache import Cache, lay_out
 from sparkpin.memory.geometry import Geometry
 from sparkpin.memory.settings import Settings
-from sparkpin.memory.weights import DRAFTER, EMBEDDINGS, HEAD, MTP, MTP_EXPERTS, VISION
+from sparkpin.memory.weights import DRAFTER, EMBEDDINGS, HEAD, MTP, MTP_EXPERTS, TABLES, VISION
 from sparkpin.pins.schema import PublishedSpeed
 
 SHORT = 1000  # tokens in the cache, about, with the prompts of published figures
@@ -84,7 +84,7 @@ class DecodeModel:
                 yield Read(kind, size / experts, reached + (drafted - 1) * active)
             elif kind.endswith("experts"):
                 yield Read(kind, size / experts, reached)
-            elif kind not in (EMBEDDINGS, VISION):  # a row for each token, and what is read with an image
+            elif kind not in (EMBEDDINGS, TABLES, VISION):  # some rows for each token, and what is read with an image
                 yield Read(kind, size, times.get(kind, 1))
 
     def head_reads(self) -> Iterator[Read]:

@@ -133,13 +133,13 @@ def speed_of(
     paths: Paths, recipe: schema.Recipe, stage: str, inputs: PlanInputs, lengths: Iterable[int], bandwidth: float | None
 ) -> Speed:
     """What a recipe's decode can reach with so many tokens in the cache, and what others have published of that stage
-    on one Spark."""
+    on as many Sparks as the recipe has nodes."""
     published, settings = manifests.load_published(paths.project), inputs.settings
     drafter = manifests.model_of(paths.project, recipe).drafter
     of_mtp = published.accepted if settings.draft_layers else None
     accepted = drafter.drafts.accepted if drafter and drafter.drafts else of_mtp
-    one_spark = settings.ranks == 1 and bandwidth == estimates.SPARK_BANDWIDTH
-    figures = [one for one in published.speeds if one_spark and (one.recipe, one.stage) == (recipe.name, stage)]
+    on_sparks = settings.ranks == recipe.nodes and bandwidth == estimates.SPARK_BANDWIDTH
+    figures = [one for one in published.speeds if on_sparks and (one.recipe, one.stage) == (recipe.name, stage)]
     steps = {length: inputs.decode.step(length) for length in (SHORT, *lengths) if length >= SHORT}
     return Speed(steps, bandwidth, accepted, figures)
 

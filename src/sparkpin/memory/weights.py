@@ -14,13 +14,13 @@ from sparkpin.memory.settings import Settings
 INT4 = ("qweight", "qzeros", "scales", "g_idx")
 FP8 = ("F8_E4M3", "F8_E5M2")
 HEAD, MTP, MTP_EXPERTS, EMBEDDINGS = "LM head", "MTP layer", "MTP experts", "embeddings"
-VISION, DRAFTER = "vision tower", "drafter"
+VISION, DRAFTER, TABLES = "vision tower", "drafter", "n-gram tables"
 # A second model's names begin with its folder.
-BY_NAME = {".drafter/": DRAFTER, ".mtp.": MTP, ".visual.": VISION, "embed_tokens": EMBEDDINGS, "lm_head": HEAD}
+BY_NAME = {".drafter/": DRAFTER, ".mtp.": MTP, ".visual.": VISION, ".vision_tower.": VISION, ".ngram_embedding.": TABLES, "embed_tokens": EMBEDDINGS, "lm_head": HEAD}
 
 # vLLM 0.33, model_executor: models/qwen3_next.py, qwen3_5_mtp.py, qwen3_vl.py. in_proj_a and in_proj_b of AutoRound,
 # GPTQ and AWQ on CUDA, whose kernel takes no narrow parts: layers/mamba/gdn/qwen_gdn_linear_attn.py, maybe_disable_tp.
-WHOLE = re.compile(r"norm|\.mlp\.gate\.|\.shared_expert_gate\.|\.patch_embed\.|\.pos_embed\.")
+WHOLE = re.compile(r"norm|\.q_a_proj\.|\.kv_a_proj_with_mqa\.|\.indexer\.|_hc\.|\.mlp\.gate\.|\.shared_expert_gate\.|\.patch_embed\.|\.pos_embed\.")
 WHOLE_ON_CUDA = re.compile(r"\.in_proj_[ab]\.")
 LAYER = re.compile(r"\.\d+\.")
 KEYS = re.compile(r"\.self_attn\.[kv]_proj\.")

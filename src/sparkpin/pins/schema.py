@@ -485,7 +485,7 @@ class ServeChoice(StrictModel):
 
 
 class PublishedSpeed(Evidence):
-    """One request at a time, decoding, of a recipe's stage on one DGX Spark."""
+    """One request at a time, decoding, of a recipe's stage on as many DGX Sparks as the recipe has nodes."""
 
     recipe: Name
     stage: Name
