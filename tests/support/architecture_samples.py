@@ -86,7 +86,7 @@ QWEN4: Config = {
     "num_hidden_layers": 8, "head_dim": 256, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
     "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
     "partial_rotary_factor": 0.25,
-    "shared_expert_intermediate_size": 64, "hc_count": 4, "hc_lowrank": 16, "ple_layer_ids": [1, 5],
+    "shared_expert_intermediate_size": 64, "hc_count": 4, "hc_lowrank": 16, "ple_layer_ids": [1, 2, 3, 5, 6],
     "ple_embed_dim": 128,
     "ple_conv_kernel_size": 4, "ngram_size": 3, "ngram_vocab_size_base": 1000, "eos_token_id": 1, "indexer_n_heads": 4,
     "indexer_kv_heads": 1, "indexer_head_dim": 128, "indexer_budget": 512, "indexer_compress_ratio": 4,

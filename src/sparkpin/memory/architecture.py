@@ -46,6 +46,7 @@ class Part:
     channels: int = 0
     recurrent: int = 0
     checkpoint: int = 0
+    whole: int = 0
     of: str = "model"
 
     def shard(self, ranks: int) -> Part:
@@ -53,9 +54,10 @@ class Part:
 
         Raises UnknownCacheError where a state has no whole share.
         """
-        if self.channels % ranks or self.recurrent % ranks:
+        parts = 1 if self.whole else ranks
+        if self.channels % parts or self.recurrent % parts:
             raise UnknownCacheError(f"a state of {self.name} over {ranks} machines")
-        sizes = (self.channels // ranks, self.recurrent // ranks)
+        sizes = (self.channels // parts, self.recurrent // parts)
         return replace(self, heads=max(1, self.heads // ranks), channels=sizes[0], recurrent=sizes[1])
 
     def slot_bytes(self, bits: Sequence[int], *, packed: bool) -> int:

@@ -46,7 +46,8 @@ class Layers:
     @property
     def type(self) -> Hashable:
         """Layers of one type may share their blocks' numbers: UniformTypeKVCacheSpecs.is_uniform_type."""
-        return (self.part.kind, self.block_size, self.copies, self.window, self.copies and self.page)
+        state = (self.copies, self.page, self.part.whole) if self.copies else ()
+        return (self.part.kind, self.block_size, self.window, *state)
 
     @property
     def like(self) -> Hashable:

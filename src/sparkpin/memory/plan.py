@@ -108,7 +108,7 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        return not self.problems
+        return not (self.problems or self.unknown)
 
     @property
     def problems(self) -> list[str]:

@@ -19,7 +19,7 @@ def title(plan: MemoryPlan, recipe: str, stage: str) -> Iterator[str]:
     machine, ranks = plan.machine, plan.settings.ranks
     each = f"each of {ranks} machines, " if ranks > 1 else ""
     yield f"Memory plan of recipe {recipe}, stage {stage}, on {each}{machine.source}"
-    verdict = "fits" if plan.fits else "DOES NOT FIT, see the end"
+    verdict = "fits" if plan.fits else "DOES NOT FIT, see the end" if plan.problems else "cache unknown, see the end"
     yield f"  {gib(machine.total)} in all, {gib(machine.free)} free ({machine.how}): {verdict}"
 
 
@@ -91,6 +91,8 @@ def verdict(plan: MemoryPlan) -> Iterator[str]:
     yield from (f"note: {note}" for note in notes(plan))
     yield from (f"DOES NOT FIT: {problem}" for problem in plan.problems)
     yield from (f"  {hint}" for hint in plan.hints)
+    if plan.unknown:
+        yield f"how many requests fit is unknown: {plan.unknown} (docs/memory.md has what is known)"
     if plan.fits:
         yield "fits (docs/memory.md says how well each line is known)"
 

@@ -16,11 +16,18 @@ FP8 = ("F8_E4M3", "F8_E5M2")
 HEAD, MTP, MTP_EXPERTS, EMBEDDINGS = "LM head", "MTP layer", "MTP experts", "embeddings"
 VISION, DRAFTER, TABLES = "vision tower", "drafter", "n-gram tables"
 # A second model's names begin with its folder.
-BY_NAME = {".drafter/": DRAFTER, ".mtp.": MTP, ".visual.": VISION, ".vision_tower.": VISION, ".ngram_embedding.": TABLES, "embed_tokens": EMBEDDINGS, "lm_head": HEAD}
+BY_NAME = {
+    ".drafter/": DRAFTER, ".mtp.": MTP, ".visual.": VISION, ".vision_tower.": VISION, ".ngram_embedding.": TABLES,
+    "embed_tokens": EMBEDDINGS, "lm_head": HEAD,
+}  # fmt: skip
 
 # vLLM 0.33, model_executor: models/qwen3_next.py, qwen3_5_mtp.py, qwen3_vl.py. in_proj_a and in_proj_b of AutoRound,
 # GPTQ and AWQ on CUDA, whose kernel takes no narrow parts: layers/mamba/gdn/qwen_gdn_linear_attn.py, maybe_disable_tp.
-WHOLE = re.compile(r"norm|\.q_a_proj\.|\.kv_a_proj_with_mqa\.|\.indexer\.|_hc\.|\.mlp\.gate\.|\.shared_expert_gate\.|\.patch_embed\.|\.pos_embed\.")
+# What MLA and its index take in, and hyper-connections: models/deepseek_v2.py, glm5next/common.
+WHOLE = re.compile(
+    r"norm|\.mlp\.gate\.|\.shared_expert_gate\.|\.patch_embed\.|\.pos_embed\."
+    r"|\.q_a_proj\.|\.kv_a_proj_with_mqa\.|\.indexer\.|_hc\."
+)
 WHOLE_ON_CUDA = re.compile(r"\.in_proj_[ab]\.")
 LAYER = re.compile(r"\.\d+\.")
 KEYS = re.compile(r"\.self_attn\.[kv]_proj\.")

@@ -55,7 +55,7 @@ def room_for(paths: Paths, engine: Engine, release: Release, checkpoint: Path, f
     limit = plan.needed + running.folder_size(checkpoint) + TMPFS_BYTES + SLACK
     if plan.settings.platform == "cuda":
         limit = running.memory_limit(engine, checkpoint, gpus=True)
-    return Room(min(limit, most), plan)
+    return Room(min(limit, most), plan, plan.unknown)
 
 
 def plan_of(paths: Paths, release: Release, machine: Machine | None = None) -> MemoryPlan:

@@ -1,0 +1,107 @@
+"""What is planned of architectures that are known, and that nothing is invented of others."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from architecture_samples import GDN, GEMMA4, MLA, MOE, SAMPLES, config
+from memory_samples import SPARK, settings_of
+
+from sparkpin.core.errors import ManifestError
+from sparkpin.memory.architecture import UnknownCacheError
+from sparkpin.memory.cache import lay_out
+from sparkpin.memory.decode import DecodeModel
+from sparkpin.memory.geometry import read_geometry
+from sparkpin.memory.plan import MemoryPlan, make_plan
+from sparkpin.memory.settings import GIB
+from sparkpin.memory.text import cache_lines, title, to_json, verdict
+from sparkpin.memory.weights import WeightKind
+
+WEIGHTS = [WeightKind("16-bit layers", 10, GIB, GIB, GIB)]
+
+
+def plan_of(of: dict[str, Any], flags: str = "") -> MemoryPlan:
+    geometry = read_geometry(of, "config.json")
+    return make_plan(geometry, settings_of(geometry, f"--gpu-memory-utilization 0.8 {flags}", "cuda"), WEIGHTS, SPARK)
+
+
+def why(of: dict[str, Any], flags: str = "") -> str:
+    return plan_of(of, flags).unknown
+
+
+def test_a_token_of_glm_4_7_flash() -> None:
+    """47 layers of MLA: 512 and 64 components in 16 bits; as attention of 20 heads it would be 383,520."""
+    cache = plan_of(config("Glm4MoeLiteForCausalLM", "glm4_moe_lite", **MLA | {"num_hidden_layers": 47})).chosen.cache
+    assert cache.token_bytes == 47 * (512 + 64) * 2 == 54_144
+
+
+def test_a_window_bounds_what_a_request_takes() -> None:
+    """gpt-oss: every other layer keeps its window and what is scheduled, however long the request is."""
+    cache = plan_of(SAMPLES["gpt_oss"][0], "--max-num-batched-tokens 2048").chosen.cache
+    short, long = cache.request_blocks(32_768), cache.request_blocks(65_536)
+    assert long - short == 32_768 // 16, "one of two groups grows"
+    assert cache.request_blocks(16) == 1 + 2, "a window may begin within a block"
+
+
+LLAMA = config("LlamaForCausalLM", "llama")
+
+
+@pytest.mark.parametrize(
+    ("of", "flags", "names"),
+    [
+        (config("BrandNewForCausalLM", "brand_new"), "", "brand_new"),
+        ({key: value for key, value in LLAMA.items() if key != "model_type"}, "", "model_type"),
+        (LLAMA | {"sliding_window": 4096}, "", "sliding_window"),
+        (LLAMA | {"layer_types": ["full_attention"] * 5 + ["sliding_attention"]}, "", "sliding_attention"),
+        (LLAMA | {"layer_types": ["full_attention"]}, "", "6 layers"),
+        (LLAMA | {"kv_lora_rank": 512}, "", "kv_lora_rank"),
+        (config("Qwen2ForCausalLM", "qwen2", use_sliding_window=True, sliding_window=4096), "", "sliding_window"),
+        (config("Gemma4ForCausalLM", "gemma4_text", **GEMMA4) | {"sliding_window": None}, "", "sliding_window"),
+        (SAMPLES["deepseek_v32"][0] | {"index_topk_pattern": "FSSF"}, "", "index_topk_pattern"),
+        (SAMPLES["deepseek_v32"][0], "--kv-cache-dtype bfloat16", "bfloat16"),
+        (SAMPLES["gpt_oss"][0], "--kv-cache-dtype turboquant_4bit_nc", "turboquant_4bit_nc"),
+        (SAMPLES["minimax_m3"][0], "--block-size 128", ""),
+    ],
+)
+def test_what_no_rule_reads_is_unknown_and_has_no_number(of: dict[str, Any], flags: str, names: str) -> None:
+    found = why(of, flags)
+    assert names in found and bool(found) == bool(names)
+
+
+def test_an_mtp_layer_that_nobody_asked_vllm_about_is_unknown() -> None:
+    drafts = """--speculative-config {"method":"mtp","num_speculative_tokens":1}"""
+    of = config("MiniMaxM2ForCausalLM", "minimax_m2", **MOE)
+    assert "MTP" in why(of | {"num_nextn_predict_layers": 1}, drafts) and not why(of)
+    ring = SAMPLES["qwen4_exp, MTP-3"][0]
+    assert "raw16" in why(ring, drafts.replace(":1", ":5") + " --kv-cache-dtype fp8"), "more drafts than its ring has"
+
+
+def test_a_plan_without_a_cache_has_all_else() -> None:
+    made = plan_of(config("BrandNewForCausalLM", "brand_new"))
+    assert made.inside[0].bytes == GIB and made.needed > 0.8 * SPARK.total and made.pool > 0
+    assert (made.fits, made.problems, made.requests, made.capacities) == (False, [], {}, ())
+    value = json.loads(json.dumps(to_json(made)))
+    assert value["fits"] is False and "brand_new" in value["unknown"] and value["capacities"] == []
+    text = [*title(made, "r", "base"), *cache_lines(made), *verdict(made)]
+    assert not any("tokens" in line or "concurrency" in line for line in text)
+    with pytest.raises(ManifestError, match="brand_new"):
+        _ = made.chosen
+    with pytest.raises(UnknownCacheError):
+        lay_out(made.geometry, made.settings)
+
+
+def test_the_ceiling_of_an_unknown_cache_is_that_of_the_weights() -> None:
+    made = plan_of(config("BrandNewForCausalLM", "brand_new"))
+    step = DecodeModel(made.geometry, made.settings, {"16-bit layers": GIB, "LM head": 0}, False).step(1000)
+    assert step.bytes == GIB
+
+
+def test_only_formats_that_are_known_are_compared() -> None:
+    def formats(of: dict[str, Any]) -> list[str]:
+        return [one.cache.cache_dtype for one in plan_of(of, "--kv-cache-dtype fp8").capacities]
+
+    assert formats(SAMPLES["gpt_oss"][0]) == ["fp8", "bfloat16"]
+    assert formats(SAMPLES["deepseek_v32"][0]) == ["fp8"]
+    assert "turboquant_4bit_nc" in formats(config("Qwen3NextForCausalLM", "qwen3_next", **GDN, **MOE))
