@@ -101,6 +101,17 @@ def config(architecture: str, model_type: str, **changes: Any) -> Config:
     return SIZES | {"architectures": [architecture], "model_type": model_type} | changes
 
 
+def with_vision(architecture: str, model_type: str, text: str, **changes: Any) -> Config:
+    vision = {
+        "depth": 2, "hidden_size": 64, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 128,
+        "deepstack_visual_indexes": [0],
+    }  # fmt: skip
+    return {
+        "architectures": [architecture], "model_type": model_type, "dtype": "bfloat16", "vision_config": vision,
+        "text_config": SIZES | {"model_type": text, "head_dim": 64} | changes,
+    }  # fmt: skip
+
+
 SAMPLES: dict[str, tuple[Config, Config]] = {
     "llama": (config("LlamaForCausalLM", "llama"), {}),
     "qwen2, its window off": (
@@ -111,6 +122,25 @@ SAMPLES: dict[str, tuple[Config, Config]] = {
         config("Qwen3MoeForCausalLM", "qwen3_moe", decoder_sparse_step=1, norm_topk_prob=True, **MOE),
         FP8,
     ),
+    "qwen3": (config("Qwen3ForCausalLM", "qwen3", head_dim=64), {}),
+    "qwen3_vl": (with_vision("Qwen3VLForConditionalGeneration", "qwen3_vl", "qwen3_vl_text"), {}),
+    "qwen3_vl_moe": (
+        with_vision("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", "qwen3_vl_moe_text", decoder_sparse_step=1,
+                    norm_topk_prob=True, mlp_only_layers=[], **MOE),
+        {},
+    ),
+    "glm4_moe": (config("Glm4MoeForCausalLM", "glm4_moe", head_dim=64, use_qk_norm=True, **ROUTED), {}),
+    "minimax_m2": (
+        config("MiniMaxM2ForCausalLM", "minimax_m2", head_dim=64, rotary_dim=32, use_qk_norm=True, **MOE,
+               qk_norm_type="per_layer", scoring_func="sigmoid", use_routing_bias=True),
+        FP8,
+    ),
+    "seed_oss": (config("SeedOssForCausalLM", "seed_oss", head_dim=64), {}),
+    "granite": (config("GraniteForCausalLM", "granite"), {}),
+    "phi3": (
+        config("Phi3ForCausalLM", "phi3", sliding_window=256, pad_token_id=0, bos_token_id=1, eos_token_id=2), {}
+    ),
+    "kimi_k2": (config("DeepseekV3ForCausalLM", "kimi_k2", **MLA), {}),
     "mistral": (config("MistralForCausalLM", "mistral", sliding_window=256), {}),
     "gpt_oss": (config("GptOssForCausalLM", "gpt_oss", head_dim=64, sliding_window=128, rope_scaling=None, **MOE), {}),
     "gemma3": (

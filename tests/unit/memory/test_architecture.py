@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 from architecture_samples import GDN, GEMMA4, MLA, MOE, SAMPLES, config
 from memory_samples import SPARK, settings_of
+from places import PROJECT
 
+from sparkpin.checkpoint.safetensors import TensorInfo, tensor_nbytes
+from sparkpin.checkpoint.shapes import load_shapes
 from sparkpin.core.errors import ManifestError
 from sparkpin.memory.architecture import UnknownCacheError
 from sparkpin.memory.cache import lay_out
@@ -17,7 +20,7 @@ from sparkpin.memory.geometry import read_geometry
 from sparkpin.memory.plan import MemoryPlan, make_plan
 from sparkpin.memory.settings import GIB
 from sparkpin.memory.text import cache_lines, title, to_json, verdict
-from sparkpin.memory.weights import WeightKind
+from sparkpin.memory.weights import WeightKind, alike, weigh
 
 WEIGHTS = [WeightKind("16-bit layers", 10, GIB, GIB, GIB)]
 
@@ -105,3 +108,15 @@ def test_only_formats_that_are_known_are_compared() -> None:
     assert formats(SAMPLES["gpt_oss"][0]) == ["fp8", "bfloat16"]
     assert formats(SAMPLES["deepseek_v32"][0]) == ["fp8"]
     assert "turboquant_4bit_nc" in formats(config("Qwen3NextForCausalLM", "qwen3_next", **GDN, **MOE))
+
+
+def test_the_weights_that_an_owner_logged_of_glm_5_3_flash_on_two() -> None:
+    """88.89 GiB on each (tonyd2wild/GLM-5.3-Flash-NVFP4-DFlash2-2x-DGX-Spark#23), with the vision tower."""
+    shapes = load_shapes(PROJECT, "nvidia/GLM-5.3-Flash-NVFP4")
+    assert shapes
+    geometry = read_geometry(shapes.config, "config.json")
+    settings = settings_of(geometry, "-tp 2 --kv-cache-dtype fp8", "cuda")
+    every = shapes.all_tensors()
+    infos = (TensorInfo(name, dtype, shape, 0, tensor_nbytes(dtype, shape)) for name, dtype, shape in every)
+    rows = weigh(alike(infos), geometry, settings)
+    assert sum(row.held for row in rows) / GIB == pytest.approx(88.89, rel=0.02)
