@@ -25,7 +25,7 @@ find_python() {
   done
 }
 
-options=' --stage --recipe --stack --no-smoke --serve --yes --from --ca --dry-run --help --quiet --verbose -h -q -v '
+options=' --stage --recipe --model --stack --no-smoke --serve --yes --from --ca --dry-run --help --quiet --verbose -h -q -v '
 stamp=.venv/.requirements.sha256
 # The folder too: a .venv holds its own path, and in a moved or copied checkout it would run the old one's code.
 wanted=$(pwd && sha256sum requirements.lock pyproject.toml)

@@ -66,7 +66,17 @@ class Repository(NamedTuple):
 
 
 def scan(folder: Path, name: str) -> Repository:
-    return Repository(name, folder, commit_of(folder), list(files_of(folder)))
+    rows = [row._replace(size=claimed(folder / row.file, row.size)) for row in files_of(folder)]
+    return Repository(name, folder, commit_of(folder), rows)
+
+
+def claimed(file: Path, size: int) -> int:
+    """The size of a safetensors file that has its header alone, by that header."""
+    data = file.read_bytes()
+    if file.suffix != ".safetensors" or len(data) < 8 or len(data) != 8 + int.from_bytes(data[:8], "little"):
+        return size
+    tensors = {name: one for name, one in json.loads(data[8:]).items() if name != "__metadata__"}
+    return len(data) + max((one["data_offsets"][1] for one in tensors.values()), default=0)
 
 
 def model_info(repository: Repository) -> dict[str, Any]:
@@ -74,7 +84,8 @@ def model_info(repository: Repository) -> dict[str, Any]:
     for file, size, sha256 in repository.files:
         lfs = {"lfs": {"sha256": sha256, "size": size, "pointerSize": 127 + len(str(size))}} if sha256 else {}
         siblings.append({"rfilename": file, "size": size, **lfs})
-    return {"id": repository.name, "sha": repository.commit, "siblings": siblings, "tags": []}
+    about = {"gated": "auto", "tags": ["license:other"]} if "gated" in repository.name else {"tags": ["license:mit"]}
+    return {"id": repository.name, "sha": repository.commit, "siblings": siblings, **about}
 
 
 @contextlib.contextmanager
@@ -120,16 +131,16 @@ def serve(
                 host = f"http://{storage}:{self.connection.getsockname()[1]}"
                 self.send(302, headers={"Location": f"{host}/blobs/{repository.name}/{rows[0].sha256}"})
             else:
-                self.send_part((repository.folder / rows[0].file).read_bytes(), fault)
+                self.send_part((repository.folder / rows[0].file).read_bytes(), rows[0].size, fault)
 
         def refuse(self, code: str) -> None:
             self.send(404, headers={"X-Error-Code": code, "X-Error-Message": code})
 
-        def send_part(self, data: bytes, fault: Fault) -> None:
+        def send_part(self, data: bytes, size: int, fault: Fault) -> None:
             status, headers = 200, dict(fault.headers)
             if (span := _RANGE.fullmatch(self.headers.get("Range", ""))) and not fault.whole:
                 begin, end = int(span[1]), int(span[2]) + 1
-                status, headers = 206, {"Content-Range": f"bytes {begin}-{end - 1}/{len(data)}"} | headers
+                status, headers = 206, {"Content-Range": f"bytes {begin}-{end - 1}/{size}"} | headers
                 data = data[begin:end]
             if fault.wrong:
                 data = bytes([data[0] ^ 1]) + data[1:]

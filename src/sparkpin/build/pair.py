@@ -80,7 +80,7 @@ def pair(
     chain = manifests.load_chain(project, stage or recipe.stage)
     templates = read_templates(project, recipe.mods, recipe.file, stack.vllm)
     rendered = render.render_chain(project, stack, stack_lock, chain, templates)
-    family = vllm_command.family_of(manifests.load_families(project), recipe.model)
+    family = vllm_command.family_of(manifests.load_families(project), recipe.model, recipe.family)
     read = functools.cache(lambda name: read_input(project, name))
     pairings = []
     for end, image in enumerate(rendered, start=1):

@@ -121,7 +121,7 @@ def plan(
                 (*text.cache_lines(made), "", *text.speed_lines(speed, made.settings.ranks), "", *text.verdict(made))
             )
         )
-    for finding in own_findings(paths.project, chosen, pinned=False):
+    for finding in own_findings(paths.project, chosen):
         if finding.severity != "note":  # what has broken for others with such memory, for one
             say(str(finding))
     return int(exit_code and not made.fits)

@@ -1,4 +1,4 @@
-"""The tasks `recipe ...`: take one of the community over, write one for its tools, find mistakes."""
+"""The tasks `recipe ...`: find mistakes, show what would run, write one for the community's tools."""
 
 from __future__ import annotations
 
@@ -12,26 +12,22 @@ from typing import Annotated
 
 from sparkpin.build.pair import pair
 from sparkpin.checkpoint.write import checkpoint_folder
-from sparkpin.cli.tasks import DryRun, Json, task
+from sparkpin.cli.tasks import Json, task
 from sparkpin.core import files
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import count, printable, say, show, show_file, show_json, table, tame, typed
-from sparkpin.fetch import lock_model
+from sparkpin.core.terminal import count, printable, say, show, show_file, show_json, table, typed
 from sparkpin.pins import manifests, schema, vllm_command, vllm_flags
-from sparkpin.pins.mods import in_workspace, templates_of, to_fetch
+from sparkpin.pins.mods import in_workspace, templates_of
 from sparkpin.pins.nodes import spread
 from sparkpin.pins.reading import parse
-from sparkpin.pins.schema import UNRESOLVED
 from sparkpin.recipes import check, export
 from sparkpin.recipes import recipe as foreign
-from sparkpin.recipes.adopt import about, adopt, plain_name
-from sparkpin.recipes.render import REPO
+from sparkpin.recipes.adopt import Wanted, about, adopt, plain_name
 from sparkpin.recipes.rules import ORDER, RecipeFinding
 from sparkpin.releases import container
 from sparkpin.releases.record import Releases
 
-COMMIT = re.compile(r"[0-9a-f]{40}")
 LAUNCHER = "launcher"
 MISTAKES = 4  # exit code
 
@@ -60,7 +56,11 @@ def names_of(paths: Paths) -> list[str]:
 @task("inputs")
 def recipe_check(
     paths: Paths,
-    what: Annotated[tuple[str, ...], "files, folders, names of recipes/ (default: all of these)", "FILE|NAME ..."] = (),
+    what: Annotated[
+        tuple[str, ...],
+        "files: recipes, a `vllm serve` or `docker run` line, Compose; folders; names of recipes/ (default: all)",
+        "FILE|NAME ...",
+    ] = (),
     *,
     stack: FileStack = None,
     json: Json = False,
@@ -105,7 +105,7 @@ def report_check(checked: check.CheckedRecipe) -> None:
     report(checked.found)
     found, file = Counter(one.severity for one in checked.found), shlex.quote(checked.name)
     counts = [count(found[severity], severity) for severity in ORDER if found[severity]]
-    step = f"invoke recipe import {file}" if checked.read_as else f"invoke build --recipe {Path(checked.name).stem}"
+    step = f"invoke add {file}" if checked.read_as else f"invoke build --recipe {Path(checked.name).stem}"
     if checked.errors:
         step = f"correct {file}, then invoke recipe check {file}"
     else:
@@ -116,92 +116,6 @@ def report_check(checked: check.CheckedRecipe) -> None:
 def report(found: Sequence[RecipeFinding]) -> None:
     for finding in found:
         show(f"  {printable(str(finding))}")
-
-
-@task("inputs")
-def recipe_import(
-    paths: Paths,
-    file: Annotated[str, "recipe of spark-vllm-docker or sparkrun, `vllm serve` or `docker run` line, Compose file"],
-    *,
-    name: Annotated[str, "of the new recipe (default: the file's)"] = "",
-    model: Annotated[str, "of the Hub, where the file serves a folder", "OWNER/NAME"] = "",
-    stack: FileStack = None,
-    stage: Stage = None,
-    no_lock: Annotated[bool, "do not ask the Hub for the model's commit: it stays as it is locked, or open"] = False,
-    dry_run: DryRun = False,
-) -> int:
-    """Convert a recipe of others into one of recipes/.
-
-    invoke recipe import their-recipe.yaml --name mine
-    """
-    path, target = Path(file), paths.project / f"recipes/{plain_name(name or Path(file).stem)}.yaml"
-    if target.exists():
-        raise InputError(f"{target} is there already", next_step="give the new one another name: --name NAME")
-    read = foreign.load(path)
-    named = read.model_copy(update={"model": model}) if model and not REPO.fullmatch(read.model) else read
-    made = adopt(paths.project, named, target.stem, stack=stack, stage=stage)
-    if model and made.value["model"] != model:
-        raise InputError(f"--model {model}: {path} serves {made.value['model']}", next_step="leave --model out")
-    taken = parse(schema.Recipe, made.value, target)  # before anything is fetched or written
-    pin, new = pin_of(paths, taken.model, made.model_revision)
-    try:
-        if new and not dry_run:
-            value = pin.model_dump(exclude={"name"}, exclude_unset=True)
-            write(new, foreign.text_of(value, [f"Made for {path.name}."]))
-        revision = commit_of(paths, pin, lock=not (no_lock or dry_run))
-    except BaseException:  # a pin that cannot be locked goes again
-        if new:
-            new.unlink(missing_ok=True)
-        raise
-    unmapped, wrote = [f"not mapped: {line}" for line in made.unmapped], "would write" if dry_run else "wrote"
-    head = f"Taken over from {path.name}, a recipe of version {read.said_version}, by `invoke recipe import`."
-    text = foreign.text_of(made.value | {"model_revision": revision}, [head, *unmapped])
-    if dry_run:
-        show_file(tame(text))
-    else:
-        write(target, text)
-    told = [f"{wrote} pins/models/{pin.name}.yaml"] if new else []
-    told.append(f"model {taken.model} at {revision}, as pins/models/{pin.name} says")
-    show("\n".join(f"  {printable(line)}" for line in (*told, *made.told, *unmapped)))
-    vllm = manifests.load_stack(paths.project, taken.stack).vllm
-    show(f"{wrote} {taken.file}: stack {taken.stack} (vLLM {vllm}), stage {taken.stage}, model {taken.model}")
-    report(found := check.own_findings(paths.project, taken, pinned=False))
-    todo = to_fetch(paths.project, taken.mods) + [f"invoke lock --model {pin.name}"] * (revision == UNRESOLVED)
-    show("next: " + "; ".join(todo or [f"invoke build --recipe {taken.name}"]))
-    return MISTAKES * any(one.severity == "error" for one in found)
-
-
-def write(path: Path, text: str) -> None:
-    with files.atomic_file(path) as out:
-        out.write(text.encode())
-
-
-def pin_of(paths: Paths, repo: str, revision: str) -> tuple[schema.ModelPin, Path | None]:
-    """The model's pin, and its file where it is a new one, not written yet. revision: what the recipe says of it."""
-    for pin in manifests.readable_models(paths.project)[0]:
-        if pin.repositories[pin.base].repo == repo:
-            return pin, None
-    names = (plain_name(repo.rpartition("/")[2]), plain_name(repo))
-    free = [path for name in names if not (path := paths.project / f"pins/models/{name}.yaml").exists()]
-    if not free:
-        raise InputError(f"pins/models/{names[1]}.yaml pins another repository", next_step=f"rename it, or pin {repo}")
-    base = {"repo": repo, "revision": revision if COMMIT.fullmatch(revision) else UNRESOLVED}
-    value = {
-        "name": free[0].stem,
-        "description": f"{repo} as published",
-        "base": "base",
-        "repositories": {"base": base},
-    }
-    return parse(schema.ModelPin, value, free[0]), free[0]
-
-
-def commit_of(paths: Paths, pin: schema.ModelPin, *, lock: bool) -> str:
-    """Of the lock that is there, or is made."""
-    if manifests.model_lock_file(paths.project, pin.name).is_file():
-        return manifests.load_model_lock(paths.project, pin).repositories[pin.base].revision
-    if lock:
-        return lock_model.lock_model(paths, pin.name).repositories[pin.base].revision
-    return pin.repositories[pin.base].revision
 
 
 @task("inputs")
@@ -217,11 +131,11 @@ def recipe_show(
     if own:
         read = manifests.load_recipe(project, path.stem)
     else:
-        made = adopt(project, foreign.load(path), plain_name(path.stem), stack=stack, stage=stage)
+        made = adopt(project, foreign.load(path), plain_name(path.stem), Wanted(stack=stack, stage=stage))
         read = parse(schema.Recipe, made.value, path)
         notes += [f"not mapped: {line}" for line in made.unmapped]
     chosen, chain = manifests.load_stack(project, read.stack), manifests.load_chain(project, stage or read.stage)
-    family = vllm_command.family_of(manifests.load_families(project), read.model)
+    family = vllm_command.family_of(manifests.load_families(project), read.model, read.family)
     said, env = vllm_command.serve_argv(read, chosen, chain)
     added = vllm_command.choices(family, chosen.vllm, said)
     argv, env = spread(vllm_command.completed(said, added), env, read.nodes, gpu=chosen.gpu is not None)
@@ -285,5 +199,6 @@ def recipe_export(
     if target is None:
         show_file(text.rstrip())
     else:
-        write(target, text)
+        with files.atomic_file(target) as out:
+            out.write(text.encode())
         show(f"wrote {output}: {last.tag} for {export.TOOLS[format]}")

@@ -150,7 +150,8 @@ def facts_of_server(paths: Paths, recipe: str | None, *, url: str = "", key: str
         say(f"note: {found.recipe} requires an API key: --key-env SPARKPIN_API_KEY names the variable of it{where}")
     family = None
     with contextlib.suppress(SparkpinError), project_of(paths, release) as project:  # which may be nowhere any more
-        family = family_of(manifests.load_families(paths.project), manifests.load_recipe(project, release.recipe).model)
+        recipe_of = manifests.load_recipe(project, release.recipe)
+        family = family_of(manifests.load_families(paths.project), recipe_of.model, recipe_of.family)
     return facts_of(
         release.argv,
         family,

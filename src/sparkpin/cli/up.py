@@ -12,6 +12,7 @@ from typing import Annotated
 from sparkpin.build.checkpoint import ModelNeeds, needs_of
 from sparkpin.build.consistent import is_brought, require_consistent
 from sparkpin.cli import serve as serving
+from sparkpin.cli.add import add
 from sparkpin.cli.build import BuildPlan, carry_out, plan_of
 from sparkpin.cli.notes import report
 from sparkpin.cli.smoke import smoke_release, smoke_releases
@@ -26,6 +27,8 @@ from sparkpin.host.engine import Engine, engine_of
 from sparkpin.host.skopeo import AbsentError, Registry
 from sparkpin.pins import manifests
 from sparkpin.pins.nodes import nodes_of
+from sparkpin.recipes.add import read_hub, recipe_name
+from sparkpin.recipes.adopt import Wanted
 from sparkpin.releases import current, quality_gate
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle_of
@@ -40,6 +43,7 @@ def up(
     *,
     stage: Stage = None,
     recipe: Recipe = None,
+    model: Annotated[str, "add this model of the Hub first, where no recipe has its name", "hf:OWNER/NAME[@REV]"] = "",
     stack: Stack = None,
     no_smoke: Annotated[bool, "build only"] = False,
     serve: Annotated[bool, "also serve the last stage, by the server that was tested"] = False,
@@ -52,7 +56,12 @@ def up(
 
     invoke up --serve
     invoke up --recipe qwen3.5-122b --stage v2 --dry-run
+    invoke up --model hf:Qwen/Qwen3-8B --serve
     """
+    if model:
+        recipe = recipe_of(paths, model, recipe, stack, dry_run=dry_run)
+        if dry_run and not (paths.project / f"recipes/{recipe}.yaml").is_file():
+            return
     place, asked = Registry.parse(from_, ca) if from_ else None, recipe or machine.default_recipe(paths.project, stack)
     pin = manifests.model_of(paths.project, manifests.load_recipe(paths.project, asked))
     for name in manifests.unlocked(paths.project, pin):
@@ -85,6 +94,18 @@ def up(
     report(paths, made, smoked=not no_smoke, serves=serve)
     if serve and Releases(paths).current_tag(made[-1].recipe):
         serving.serve(paths, recipe=made[-1].recipe)  # what runs already is left alone
+
+
+def recipe_of(paths: Paths, model: str, recipe: str | None, stack: str | None, *, dry_run: bool) -> str:
+    """The recipe of a model of the Hub, which is added where it is not there. InputError for a recipe of that name with
+    another model."""
+    name, repo = recipe_name(Wanted(model, recipe or "")), read_hub(model)[0]
+    if not (paths.project / f"recipes/{name}.yaml").is_file():
+        add(paths, model, name=name, stack=stack, dry_run=dry_run)
+    elif (served := manifests.load_recipe(paths.project, name).model) != repo:
+        step = f"name the new one: --recipe NAME, or serve that one: invoke up --recipe {name}"
+        raise InputError(f"--model {model}: recipes/{name}.yaml is of {served}", next_step=step)
+    return name
 
 
 def announce(plan: BuildPlan, place: Registry | None) -> None:

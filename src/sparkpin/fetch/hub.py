@@ -25,8 +25,11 @@ UNREACHED = (
 )
 REFUSALS = {  # class of huggingface_hub.errors -> cause, next step
     "GatedRepoError": ("it is gated", "accept its terms at {hub}/{repo}, then set HF_TOKEN to that account's"),
-    "RepositoryNotFoundError": ("no such repository, or a private one", "check `repo` in the pin, and HF_TOKEN"),
-    "RevisionNotFoundError": ("no such revision", "choose a commit of its history in pins/models/, then: invoke lock"),
+    "RepositoryNotFoundError": ("no such repository, or a private one", "check its name, as in a pin, and HF_TOKEN"),
+    "RevisionNotFoundError": (
+        "no such revision",
+        "choose a commit of its history, in a pin of pins/models/, too",
+    ),
     "RemoteEntryNotFoundError": ("no such file", "invoke lock for this model"),
     "OfflineModeIsEnabled": ("HF_HUB_OFFLINE forbids it", "unset HF_HUB_OFFLINE"),
 }
@@ -38,6 +41,16 @@ class Listed(NamedTuple):
     file: str
     size: int
     sha256: str
+
+
+class Published(NamedTuple):
+    """A repository as the Hub lists it. licence: as its card has it, "" for none; gated: its files want an account that
+    has accepted its terms."""
+
+    commit: str
+    files: list[Listed]
+    licence: str
+    gated: bool
 
 
 @dataclass(frozen=True)
@@ -86,8 +99,8 @@ class HubRepository(Source):
             hf_raise_for_status(answer)
             yield content_of(answer, piece, begin, self.place(piece.file))
 
-    def list_files(self) -> tuple[str, list[Listed]]:
-        """The commit that the revision is of, and its files."""
+    def list_files(self) -> Published:
+        """At the commit that the revision is of."""
         from huggingface_hub import HfApi
 
         def ask() -> Any:
@@ -96,7 +109,8 @@ class HubRepository(Source):
 
         info = patient(ask, f"the list of files of {self.name}")
         rows = [Listed(row.rfilename, row.size or 0, row.lfs.sha256 if row.lfs else "") for row in info.siblings or []]
-        return str(info.sha), rows
+        licence = next((tag.partition(":")[2] for tag in info.tags or [] if tag.startswith("license:")), "")
+        return Published(str(info.sha), rows, licence, bool(info.gated))
 
     @contextlib.contextmanager
     def plain_errors(self) -> Iterator[None]:

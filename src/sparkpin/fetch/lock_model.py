@@ -14,7 +14,7 @@ from sparkpin.checkpoint.repository import OTHER, is_shard
 from sparkpin.checkpoint.safetensors import PREFIX_BYTES, header_length
 from sparkpin.checkpoint.steps import locked_steps
 from sparkpin.core import files
-from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError
+from sparkpin.core.errors import CheckpointError, InputError, IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.fetch.gguf_wheel import lock_gguf
@@ -112,8 +112,14 @@ class Locking(Fetching):
             former = self.former.repositories.get(key) if self.former and not self.newest else None
             revision = former.revision if former and former.repo == repository.repo else "main"
         say(f"listing {repository.repo} at {revision}")
-        commit, rows = HubRepository(repository.repo, revision).list_files()
-        return commit if revision == "main" else revision, rows
+        found = HubRepository(repository.repo, revision).list_files()
+        terms = ", gated: accept its terms there, and set HF_TOKEN to that account's" if found.gated else ""
+        say(f"{repository.repo}: licence {found.licence or 'not named by its card'}{terms}")
+        if not any(is_shard(row.file) for row in found.files):
+            kind = "GGUF" if any(row.file.endswith(".gguf") for row in found.files) else "none of them"
+            step = "choose the repository with the weights as safetensors, often the one that it was made from"
+            raise InputError(f"{repository.repo}: got {kind}, expected *.safetensors files", next_step=step)
+        return found.commit if revision == "main" else revision, found.files
 
     def list_folder(self, key: str, source: Folder) -> list[Listed]:
         """Every file of a folder that stands for a repository, except hidden ones (.git, .cache)."""

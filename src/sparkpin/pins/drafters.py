@@ -15,6 +15,11 @@ SHORT = "--spec-model"
 SHORTS: Mapping[str, str] = {SHORT: "model", "--spec-method": "method", "--spec-tokens": TOKENS}
 PATH = f"{MODEL_PATH}/{DRAFTER}"  # of a checkpoint's folder vLLM reads no weights but those that lie in it directly
 WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix")  # the methods whose name stands for their model, too
+BY_NAME = {  # part of a drafter's name or architecture -> its method
+    "eagle3": "eagle3", "eagle": "eagle", "dflash": "dflash", "museglimmerassistant": "dflash",
+    "dspark": "dspark", "mtp": "mtp", "gemma4_assistant": "mtp", "gemma4_unified_assistant": "mtp",
+}  # fmt: skip
+BLOCKS = ("block_size", "dspark_block_size")
 NGRAM = ("ngram", "[ngram]")  # one method, and the only one that is known by its model alone
 
 
@@ -65,13 +70,33 @@ def require_used(recipe: Recipe, argv: Sequence[str]) -> None:
         raise ManifestError(recipe.file, "stage", recipe.stage, expected)
 
 
+def method_of(plan: Mapping[str, Any], repo: str, config: Mapping[str, Any]) -> str:
+    """How a second model drafts: the plan's own word, else as vLLM finds it (0.32, config/speculative.py), by its name
+    and architecture. vLLM's words for the MTP layers of single models all mean `mtp`."""
+    if method := plan.get("method"):
+        return "mtp" if str(method).endswith("_mtp") else str(method)
+    about = " ".join((repo.rpartition("/")[2], str(config.get("model_type")), *(config.get("architectures") or ())))
+    found = (method for word, method in BY_NAME.items() if word in about.lower())
+    return next(found, "draft_model")
+
+
+def longest_draft(method: str, config: Mapping[str, Any]) -> int | None:
+    """Tokens of a draft at most, by the drafter's config.json; None where that says nothing. Of DFlash's block the
+    first is no draft but the token before it."""
+    parts = (config.get("dflash_config"), config)
+    sizes = [part[key] for part in parts if isinstance(part, Mapping) for key in BLOCKS if part.get(key)]
+    if method not in ("dflash", "dspark") or not sizes or type(sizes[0]) is not int:
+        return None
+    return sizes[0] - 1 if method == "dflash" else sizes[0]
+
+
 def method_faults(plan: Mapping[str, Any], drafts: Drafts, file: str) -> Iterator[ManifestError]:
     """plan: of --speculative-config."""
     if (method := plan.get("method")) != drafts.method:
         yield ManifestError(file, f"{FLAG}: method", method, f"{drafts.method!r}, as the drafter's pin says")
-    if plan[TOKENS] > drafts.tokens:
+    if type(tokens := plan.get(TOKENS)) is int and tokens > drafts.tokens:
         expected = f"at most {drafts.tokens}, as the drafter's pin says"
-        yield ManifestError(file, f"{FLAG}: {TOKENS}", plan[TOKENS], expected)
+        yield ManifestError(file, f"{FLAG}: {TOKENS}", tokens, expected)
 
 
 def pair_faults(
@@ -80,13 +105,15 @@ def pair_faults(
     """Why the model of one config.json cannot draft for that of another. plan: of --speculative-config; file: of the
     drafter's pin. What vLLM 0.32 refuses by itself when it starts (layers, block size) is left to it.
     """
-    inner = target.get("text_config")
-    text = inner if isinstance(inner, Mapping) else target
+    text, own = (
+        one["text_config"] if isinstance(one.get("text_config"), Mapping) else one for one in (target, drafter)
+    )
     sizes = {}
     if plan.get("use_heterogeneous_vocab") is not True:  # else vLLM maps one vocabulary to the other
-        sizes["vocab_size"] = drafter.get("vocab_size")
-    if plan["method"] != "draft_model":
-        sizes["hidden_size"] = drafter.get("target_hidden_size") or drafter.get("hidden_size")
+        sizes["vocab_size"] = own.get("vocab_size")
+    if plan["method"] != "draft_model":  # an assistant of Gemma 4 says backbone_hidden_size (vLLM 0.32, gemma4_mtp.py)
+        of_target = drafter.get("target_hidden_size") or drafter.get("backbone_hidden_size")
+        sizes["hidden_size"] = of_target or own.get("hidden_size")
     for key, got in sizes.items():
         if got != (expected := text.get(key)):
             yield ManifestError(file, f"config.json: {key}", got, f"{expected}, as the model has that it drafts for")

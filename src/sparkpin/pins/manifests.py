@@ -119,7 +119,11 @@ def load_models(project: Path, name: str, drafter: str | None) -> ModelPin:
 
 
 def load_recipe(project: Path, name: str) -> Recipe:
-    return load_named(Recipe, project / "recipes", name, "recipe")
+    recipe = load_named(Recipe, project / "recipes", name, "recipe")
+    if recipe.family and recipe.family not in (known := [family.name for family in load_families(project)]):
+        expected = f"a family of {FAMILIES} ({', '.join(known)})"
+        raise ManifestError(project / recipe.file, "family", recipe.family, expected, known=known)
+    return recipe
 
 
 def load_families(project: Path) -> tuple[schema.Family, ...]:

@@ -371,7 +371,7 @@ class ModelSmoke(StrictModel):
 
 
 DRAFTER = "drafter"  # a recipe's second model among the repositories of its first, and its folder in a checkpoint
-DRAFT_METHODS = Literal["draft_model", "eagle3", "dflash", "dspark"]
+DRAFT_METHODS = Literal["draft_model", "eagle", "eagle3", "dflash", "dspark", "mtp"]
 
 
 class Drafts(StrictModel):
@@ -502,12 +502,14 @@ class PublishedSpeeds(StrictModel):
 class Family(StrictModel):
     """Models that clients and `vllm serve` treat alike.
 
-    models: patterns (fnmatch, case aside) on the repository's id. context: tokens that the model was made for; output:
+    models: patterns (fnmatch, case aside) on the repository's id; architectures: of config.json, for models with other
+    names. context: tokens that the model was made for; output:
     the most that clients should ask for. input: what a message may hold. note: what else is odd about them.
     """
 
     name: Name
     models: Annotated[list[str], Field(min_length=1)]
+    architectures: list[str] = []
     context: Annotated[int, Field(gt=0)]
     output: Annotated[int, Field(gt=0)]
     input: Annotated[list[Literal["text", "image"]], Field(min_length=1)]
@@ -517,14 +519,15 @@ class Family(StrictModel):
     unverified: Reason | None = None
 
 
-Named = Annotated[str, Field(pattern=r"^(--[a-z][a-z-]*(\.[a-z_]+)?|[A-Z][A-Z0-9_]*|kernel|driver|memory)$")]
+Named = Annotated[str, Field(pattern=r"^(--[a-z][a-z-]*(\.[a-z_]+)?|[A-Z][A-Z0-9_*]*|kernel|driver|memory)$")]
 
 
 class KnownIssue(StrictModel):
     """What has broken for others, under conditions that all have to hold. pins/known_issues.yaml says which there are.
 
-    when: flag, variable or fact -> its condition, as known_issues.fits reads it. lacks: a distribution that the stack's
-    lock has not. memory: `invoke plan` tells it, too. unverified: what nobody here could check.
+    when: flag, variable or fact -> its condition, as recipes.rules.fits reads it; a variable's name may be a pattern.
+    lacks: a distribution that the stack's lock has not. memory: `invoke plan` tells it, too. unverified: what nobody
+    here could check.
     """
 
     name: Name
@@ -558,6 +561,7 @@ class Recipe(StrictModel):
     """recipes/<name>.yaml: the community's v1 format plus stack, stage and model_revision (`unresolved`: the lock's).
 
     mods: of the format; here chat templates alone (docs/mods.md).
+    family: of pins/families.yaml, for a model whose name does not tell it (`invoke add` finds it by architecture).
     nodes: machines that serve it together, each with one process (docs/nodes.md). drafter, drafter_revision: of a
     second model, which --speculative-config names (docs/drafters.md).
     """
@@ -569,6 +573,7 @@ class Recipe(StrictModel):
     model_revision: str
     drafter: str | None = None
     drafter_revision: str = UNRESOLVED
+    family: Name | None = None
     container: str
     stack: Name
     stage: Name

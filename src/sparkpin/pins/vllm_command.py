@@ -157,9 +157,13 @@ class Chosen:
         return f"chosen: {' '.join(flag_words(self.flag, self.value))}: {self.reason}"
 
 
-def family_of(families: Iterable[Family], model: str) -> Family | None:
-    """model: a repository's id."""
-    return next((f for f in families if any(fnmatchcase(model.lower(), p.lower()) for p in f.models)), None)
+def family_of(families: Iterable[Family], model: str, named: str | None = None) -> Family | None:
+    """model: a repository's id. named: the recipe's `family`, which goes before the name of the model."""
+    return next((one for one in families if (one.name == named if named else is_called(one, model))), None)
+
+
+def is_called(family: Family, model: str) -> bool:
+    return any(fnmatchcase(model.lower(), pattern.lower()) for pattern in family.models)
 
 
 def choices(family: Family | None, vllm: str, argv: Sequence[str]) -> tuple[Chosen, ...]:

@@ -23,8 +23,8 @@ from sparkpin.pins.schema import UNRESOLVED, ChatTemplate
 from sparkpin.pins.values import require_values
 from sparkpin.pins.vllm_flags import MODEL_PATH, drop_flags, flag_value, set_flag
 from sparkpin.recipes.export import command_of
-from sparkpin.recipes.recipe import ELSEWHERE, OURS, V1_KEYS, V2_KEYS, CommunityRecipe
-from sparkpin.recipes.render import as_run_here, machines_of, served_model
+from sparkpin.recipes.recipe import ELSEWHERE, LINE, OURS, V1_KEYS, V2_KEYS, CommunityRecipe
+from sparkpin.recipes.render import REPO, as_run_here, machines_of, served_model
 from sparkpin.recipes.rules import LONGEST, PLUGINS, lacks_file
 from sparkpin.recipes.shell import FACTS, Launch, shown
 from sparkpin.releases import compile_caches
@@ -36,16 +36,21 @@ REVISION = "--revision"
 
 @dataclass
 class Adopted:
-    """told: what takes the place of what; unmapped: what has no counterpart; mods: chat templates, which stay.
+    """told: what takes the place of what; unmapped: what has no counterpart; mods: chat templates, which stay;
+    unknown: what nobody here can tell.
 
-    value: of recipes/NAME.yaml, with the model's commit left open; model_revision: what the recipe says of that.
+    value: of recipes/NAME.yaml, with the commits left open; model_revision, drafter_revision: what the recipe says of
+    these.
     """
 
     told: list[str] = field(default_factory=list)
     unmapped: list[str] = field(default_factory=list)
     mods: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
     value: dict[str, Any] = field(default_factory=dict)
     model_revision: str = ""
+    drafter: str | None = None
+    drafter_revision: str = UNRESOLVED
 
 
 def plain_name(text: str) -> str:
@@ -53,25 +58,40 @@ def plain_name(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "recipe"
 
 
-def adopt(
-    project: Path, recipe: CommunityRecipe, name: str, *, stack: str | None = None, stage: str | None = None
-) -> Adopted:
-    """Raises ManifestError for what cannot be served, and for what needs more than one GPU a machine.
+@dataclass(frozen=True)
+class Wanted:
+    """What a person asks for, some of it in the place of what a file says.
 
-    stack, stage: what people name in place of the container's.
+    what: `hf:OWNER/NAME[@REV]`, or a file; name: of the recipe; model: the repository, where a file serves a folder;
+    drafter: a repository as in `what`; nodes: machines; locks: whether a Hub is asked.
     """
+
+    what: str = ""
+    name: str = ""
+    model: str = ""
+    drafter: str | None = None
+    nodes: int | None = None
+    stack: str | None = None
+    stage: str | None = None
+    locks: bool = True
+
+
+def adopt(project: Path, recipe: CommunityRecipe, name: str, wanted: Wanted = Wanted()) -> Adopted:
+    """Raises ManifestError for what cannot be served, and for what needs more than one GPU a machine."""
     model, server = as_served(recipe)
-    chosen, last = place_of(recipe, stack, stage)
+    chosen, last = place_of(recipe, wanted.stack, wanted.stage)
     vllm = manifests.load_stack(project, chosen).vllm
     manifests.load_chain(project, last)
     made = Adopted(unmapped=[*recipe.left, *unread_keys(recipe)])
-    tell_container(made, recipe, chosen, is_named=stack is not None)
+    tell_container(made, recipe, chosen, is_named=wanted.stack is not None)
     take_mods(made, recipe, project, vllm)
     made.unmapped += server.left
-    nodes = machines_of(recipe)
+    nodes = wanted.nodes or machines_of(recipe)
+    if wanted.nodes:  # tensor parallelism over all of them
+        server = replace(server, argv=tuple(vllm_flags.drop_flags(server.argv, TENSOR, PIPELINE)))
     require_one_gpu(recipe.path, server.argv, nodes)
     words = leave_out(made, project, server.argv, keeps_backend=recipe.origin is not None and nodes == 1)
-    draft = drafters.second_model(drafters.speculation(words))
+    words = take_drafter(made, recipe.path, words, model, wanted.drafter)
     if nodes > 1 and not recipe.origin:
         made.told.append(f"for a cluster -> nodes: {nodes}; vLLM itself joins the machines, without Ray")
     if nodes == 1 and str(split := recipe.defaults.get("tensor_parallel", 1)) != "1":
@@ -89,7 +109,9 @@ def adopt(
         "description": recipe.description or f"{model}, from {recipe.path.name}",
         "model": model,
         "model_revision": UNRESOLVED,
-        "drafter": draft,
+        "drafter": made.drafter,
+        "drafter_revision": made.drafter and UNRESOLVED,
+        "family": recipe.raw.get("family") if recipe.origin else None,
         "container": f"sparkpin/{name}",
         "stack": chosen,
         "stage": last,
@@ -130,6 +152,8 @@ def tell_container(made: Adopted, recipe: CommunityRecipe, stack: str, *, is_nam
     said = recipe.container
     there = next((kind for name, kind in FACTS["containers"].items() if re.fullmatch(name, said)), "")
     why = "the recipe says so" if recipe.origin else there and f"there it is {there}"
+    if not said and not is_named and not recipe.origin and recipe.version == LINE:  # a line names none
+        return
     if is_named or IMAGE.fullmatch(said) or why:
         made.told.append(f"container {said or '(none)'} -> stack {stack}" + (f" ({why})" if why else ""))
     else:
@@ -200,12 +224,25 @@ def leave_out(made: Adopted, project: Path, argv: Sequence[str], *, keeps_backen
             dropped += [flag, *parsers]
             lost = "".join(f", and with it {parser} {flag_value(argv, parser)}" for parser in parsers)
             made.unmapped.append(f"{flag} {file}: that file is not here{lost}")
-    draft = drafters.second_model(drafters.speculation(argv))
-    pins = manifests.readable_models(project)[0]
-    if draft is not None and draft not in [pin.repositories[pin.base].repo for pin in pins if pin.drafts]:
-        dropped.append(drafters.FLAG)
-        made.unmapped.append(f"{drafters.FLAG}: no pin has the draft model {draft} (docs/drafters.md); served without")
     return drop_flags(argv, *dropped)
+
+
+def take_drafter(made: Adopted, file: Path, argv: Sequence[str], model: str, drafter: str | None) -> list[str]:
+    """The words with the second model by its repository; its commit goes to `made`. ManifestError for a model that is
+    none of a Hub: a recipe without its drafter would be another one."""
+    plan = drafters.speculation(argv, file)
+    draft = drafter or drafters.second_model(plan)
+    if draft in (None, model, MODEL_PATH):  # a head of its own that the model's files have
+        return set_flag(argv, drafters.FLAG, plan | {"model": MODEL_PATH}) if draft == model else list(argv)
+    if not REPO.fullmatch(draft):
+        step = f"say which one it is: invoke add {file} --drafter hf:OWNER/NAME"
+        expected = "a repository of the Hub, OWNER/NAME"
+        raise ManifestError(file, f"command, {drafters.FLAG}: model", draft, expected, next_step=step)
+    asked = {key: value for key, value in plan.items() if key != "revision"} | {"model": draft}
+    made.drafter, made.drafter_revision = draft, str(plan.get("revision") or UNRESOLVED)
+    if not drafter:
+        made.told.append(f"draft model {draft} -> `drafter`: it is pinned, locked and fetched as the model is")
+    return list(argv) if asked == plan else set_flag(argv, drafters.FLAG, asked)
 
 
 def with_plan(argv: Sequence[str], file: object) -> list[str]:

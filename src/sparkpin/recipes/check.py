@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,13 +11,14 @@ from sparkpin.build.pair import Pairing
 from sparkpin.core.errors import WHOLE, InputError, SparkpinError
 from sparkpin.core.names import did_you_mean
 from sparkpin.pins import manifests, schema, vllm_command
+from sparkpin.pins.drafters import method_faults, speculation
 from sparkpin.pins.mods import read_templates
 from sparkpin.pins.nodes import PER_NODE, nodes_of, spread, word_faults
 from sparkpin.pins.values import BETTER, value_faults
 from sparkpin.pins.vllm_flags import CACHE_TYPE, drop_flags, flag_value
 from sparkpin.recipes import recipe as foreign
 from sparkpin.recipes import render
-from sparkpin.recipes.adopt import adopt, place_of, plain_name, useless
+from sparkpin.recipes.adopt import Wanted, adopt, place_of, plain_name, useless
 from sparkpin.recipes.rules import PlannedServer, RecipeFinding, error, findings, of_error, ordered
 from sparkpin.recipes.shell import FACTS
 from sparkpin.recipes.vllm_parser import nearest
@@ -73,9 +74,12 @@ def check(project: Path, what: str, stack: str | None = None) -> CheckedRecipe:
         read_as = f"version {recipe.said_version}, compared with stack {chosen.name} (vLLM {chosen.vllm})"
         checked = replace(checked, stack=chosen.name, model=recipe.model, read_as=read_as)
         checked = replace(checked, machines=render.machines_of(recipe))
-        made = adopt(project, recipe, plain_name(path.stem), stack=stack)  # what `import` would say
-        found += [RecipeFinding("warning", "import", f"not mapped: {line}") for line in made.unmapped]
-        found += [RecipeFinding("note", "import", line) for line in made.told]
+        made = adopt(project, recipe, plain_name(path.stem), Wanted(stack=stack))  # what `add` would say
+        told = [one.text.partition(": ")[0] for one in found if one.severity == "error"]
+        told += [f"the unknown key {name}" for name in recipe.others]
+        unmapped = [line for line in made.unmapped if line.partition(": ")[0] not in told]  # else it stands twice
+        found += [RecipeFinding("warning", "add", f"not mapped: {line}") for line in unmapped]
+        found += [RecipeFinding("note", "add", line) for line in made.told]
     return replace(checked, found=ordered(found))
 
 
@@ -93,7 +97,7 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
         if recipe.model and argv[2] != recipe.model and not argv[2].startswith("/"):
             text = f"the command serves {argv[2]}, and `model` is {recipe.model}: the wrong one is fetched"
             found.append(error(text, "name the same model"))
-        kept = {name: value for name, value in env.items() if not useless(name)}  # what `import` keeps
+        kept = {name: value for name, value in env.items() if not useless(name)}  # what `add` keeps
         found += [of_error(fault) for fault in value_faults(argv, kept, recipe.path)]
         if flag_value(argv, CACHE_TYPE) in BETTER:  # that is said already
             argv = drop_flags(argv, CACHE_TYPE)
@@ -130,8 +134,9 @@ def unused(defaults: Iterable[str], asked: set[str]) -> Iterator[RecipeFinding]:
         yield RecipeFinding("warning", f"defaults.{name}", "nothing uses it", hint)
 
 
-def own_findings(project: Path, recipe: schema.Recipe, *, pinned: bool = True) -> list[RecipeFinding]:
-    """Of a recipe of recipes/, with what its stack and stages add. pinned: False asks for no pin of its model."""
+def own_findings(project: Path, recipe: schema.Recipe) -> list[RecipeFinding]:
+    """Of a recipe of recipes/, with what its stack and stages add; also the errors of its first stage, which gets
+    what later ones replace."""
     own = str(project / recipe.file)
     found = [RecipeFinding("warning", f"env.{key}", why, "remove it") for key in recipe.env if (why := useless(key))]
     found += unused(recipe.defaults, render.names_v1(recipe.command))
@@ -140,17 +145,29 @@ def own_findings(project: Path, recipe: schema.Recipe, *, pinned: bool = True) -
         with faults_of(found, "mods", own):
             read_templates(project, recipe.mods, own, stack.vllm)
         with faults_of(found, "model", own):
-            if pinned and not (pin := manifests.model_of(project, recipe)).is_made:
+            pin = manifests.model_of(project, recipe)
+            if pin.drafter and pin.drafter.drafts:
+                plan = speculation(vllm_command.own_argv(recipe))
+                found += [of_error(fault, own=own) for fault in method_faults(plan, pin.drafter.drafts, recipe.file)]
+            if not pin.is_made:
                 manifests.load_model_lock(project, pin)
-        argv, env = vllm_command.serve_argv(recipe, stack, chain)
-        found += findings(PlannedServer(project, recipe.model, argv, env, stack, recipe.mods, chain))
+        found += findings(planned(project, recipe, stack, chain))
+        lower = [one for one in findings(planned(project, recipe, stack, chain[:1])) if one.severity == "error"]
+        found += [replace(one, text=f"in stage {chain[0].name}: {one.text}") for one in lower if one not in found]
     return ordered(found)
+
+
+def planned(project: Path, recipe: schema.Recipe, stack: schema.Stack, chain: Sequence[schema.Stage]) -> PlannedServer:
+    argv, env = vllm_command.serve_argv(recipe, stack, chain)
+    return PlannedServer(project, recipe.model, argv, env, stack, recipe.mods, chain, recipe.family)
 
 
 def mistakes(project: Path, pairing: Pairing) -> list[RecipeFinding]:
     """What keeps a pairing's server from starting, or from doing what is meant: the errors alone."""
     recipe, stack = pairing.recipe, pairing.stack
-    server = PlannedServer(project, recipe.model, pairing.argv, pairing.env, stack, recipe.mods, pairing.chain)
+    server = PlannedServer(
+        project, recipe.model, pairing.argv, pairing.env, stack, recipe.mods, pairing.chain, recipe.family
+    )
     return [finding for finding in ordered(findings(server)) if finding.severity == "error"]
 
 

@@ -35,7 +35,7 @@ AS_ROOT = "VLLM_SPARK_EXTRA_DOCKER_ARGS='--user 0:0'"
 class ExportedRecipe:
     """image: its tag; published: whether the checkpoint is the repository as it is; checkpoint: where it lies, or will.
 
-    origin: what `invoke recipe import` needs to make the same release of it; None where nobody knows it any more.
+    origin: what `invoke add` needs to make the same release of it; None where nobody knows it any more.
     """
 
     name: str

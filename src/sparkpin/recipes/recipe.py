@@ -23,7 +23,7 @@ V1_KEYS, V2_KEYS = {*FACTS["v1_needed"], *FACTS["v1_keys"]}, {*FACTS["v2_keys"]}
 # Keys that say nothing about what is served.
 ELSEWHERE = {*FACTS["elsewhere"]}
 # What recipes of ours have beside version 1's keys.
-OURS = ("stack", "stage", "model_revision", "nodes")
+OURS = ("stack", "stage", "model_revision", "nodes", "drafter", "drafter_revision", "family")
 LINE = "none (a command)"  # the version of what no recipe holds
 MOST = 250  # keys of one mapping: each that is not known is compared with all that are
 DIGITS = 64  # of a number; those of thousands of digits take Python minutes, or end in an error

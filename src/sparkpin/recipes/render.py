@@ -123,7 +123,7 @@ def served_model(recipe: CommunityRecipe, argv: Sequence[str]) -> str:
         raise other_engine(recipe, "command", " ".join(argv[:3]))
     model = argv[2] if REPO.fullmatch(argv[2]) else recipe.origin.model if recipe.origin else recipe.model
     if not REPO.fullmatch(model):
-        step = f"say which one it is: invoke recipe import {recipe.path} --model OWNER/NAME"
+        step = f"say which one it is: invoke add {recipe.path} --model OWNER/NAME"
         raise ManifestError(recipe.path, "model", model, "a repository of the Hub, OWNER/NAME", next_step=step)
     flags = ("--runner", "--convert", "--task")
     said = {f"{flag} {value}": value for flag in flags if (value := flag_value(argv, flag))}

@@ -17,11 +17,11 @@ from sparkpin.core.terminal import count
 from sparkpin.memory.division import HYBRID_PIPELINE, division_faults
 from sparkpin.memory.estimates import SPARK_TOTAL
 from sparkpin.pins import manifests, schema, vllm_command
-from sparkpin.pins.drafters import SHORTS, second_model, speculation
+from sparkpin.pins.drafters import SHORTS, method_faults, second_model, speculation
 from sparkpin.pins.mods import template_names
 from sparkpin.pins.nodes import PIPELINE, nodes_of
 from sparkpin.pins.values import STAGE, lacks_mod
-from sparkpin.pins.vllm_flags import CACHE_TYPE, MODEL_PATH, Flag, flag_value, parse_flags
+from sparkpin.pins.vllm_flags import CACHE_TYPE, MODEL_PATH, SPECULATION, Flag, Flags, flag_value, parse_flags
 from sparkpin.recipes.shell import FACTS
 from sparkpin.recipes.vllm_parser import Refused, VllmParser, nearest, parser_of
 from sparkpin.recipes.weights import weights_here
@@ -80,7 +80,7 @@ def ordered(findings: list[RecipeFinding]) -> list[RecipeFinding]:
 
 @dataclass(frozen=True)
 class PlannedServer:
-    """A server to be, on a stack of a project. chain: the stages of its image."""
+    """A server to be, on a stack of a project. chain: the stages of its image; family: as a recipe of ours says it."""
 
     project: Path
     model: str
@@ -89,6 +89,7 @@ class PlannedServer:
     stack: schema.Stack
     mods: Sequence[str]
     chain: Sequence[schema.Stage]
+    family: str | None = None
 
     @cached_property
     def parser(self) -> VllmParser:
@@ -101,6 +102,11 @@ class PlannedServer:
             return None
         wheels = manifests.read_lock(schema.StackLock, self.project, self.stack.name).wheels
         return frozenset(wheel.name.lower().replace("_", "-") for wheel in wheels)
+
+    @cached_property
+    def issues(self) -> list[schema.KnownIssue]:
+        """The known ones that it has."""
+        return [issue for issue in manifests.load_known_issues(self.project) if applies(issue, self)]
 
     @cached_property
     def flags(self) -> list[tuple[str | None, Flag]]:
@@ -120,11 +126,22 @@ class PlannedServer:
         return found[-1].value or ""
 
     def said(self, name: str) -> str | None:
-        """Of a flag, a part of --speculative-config after a dot, or a variable; None where they are not said."""
+        """Of a flag, a part of its JSON after a dot, or a variable, which a pattern may mean; None where they are not
+        said."""
         flag, _, part = name.partition(".")
         if part:
-            return str(self.speculation[part]) if part in self.speculation else None
-        return self.value(flag) if flag.startswith("-") else self.env.get(flag)
+            parts = self.speculation if flag == SPECULATION else self.json(flag)
+            return str(parts[part]) if part in parts else None
+        return self.value(flag) if flag.startswith("-") else self.env.get(self.named(flag))
+
+    def named(self, pattern: str) -> str:
+        """The variable that a pattern means; the pattern itself where none is set."""
+        return next((name for name in self.env if fnmatchcase(name, pattern)), pattern)
+
+    def json(self, flag: str) -> dict[str, Any]:
+        with contextlib.suppress(ManifestError):  # what `of_words` tells
+            return Flags(self.argv, "the command", {}).json(flag)
+        return {}
 
     @cached_property
     def speculation(self) -> dict[str, Any]:
@@ -173,7 +190,8 @@ def of_value(served: PlannedServer, name: str, value: str) -> Iterator[RecipeFin
     entry = served.parser.flags[name]
     known = entry.get("known", ())
     is_named = value.lower() in {*map(str.lower, known), *NO_FILE} or "." in value
-    if known and not is_named and served.value(PLUGINS.get(name, name)) in (None, value):
+    is_told = any(next(iter(issue.when)) == name for issue in served.issues)  # with what to do
+    if known and not is_named and not is_told and served.value(PLUGINS.get(name, name)) in (None, value):
         unknown = warning if entry.get("open") else error
         few = f"it has {', '.join(known)}" if len(known) < 100 and unknown is error else ""
         text = f"{name} {value}: not among what vLLM {served.parser.wanted} has"
@@ -195,8 +213,10 @@ def lacks_file(flag: str, value: str, model: str, templates: Collection[str]) ->
 
 def of_environment(served: PlannedServer) -> Iterator[RecipeFinding]:
     gone: dict[str, str] = FACTS["env_that_became_flags"]
+    told_already = [next(iter(issue.when)) for issue in served.issues]
     for name in served.env:
-        if name.startswith("VLLM_") and name not in served.parser.environment:
+        is_told = any(fnmatchcase(name, pattern) for pattern in told_already)
+        if name.startswith("VLLM_") and name not in served.parser.environment and not is_told:
             flag = next((flag for pattern, flag in gone.items() if fnmatchcase(name, pattern)), "")
             hint = f"write {flag}" if flag else nearest(name, served.parser.environment, 0.87)
             text = f"vLLM {served.parser.wanted} does not know this variable"
@@ -204,11 +224,11 @@ def of_environment(served: PlannedServer) -> Iterator[RecipeFinding]:
 
 
 def of_known_issues(served: PlannedServer) -> Iterator[RecipeFinding]:
-    for issue in manifests.load_known_issues(served.project):
-        if applies(issue, served):
-            name = next(iter(issue.when))
-            key = "command" if name.startswith("-") else f"env.{name}"
-            yield RecipeFinding(issue.severity, key, told(issue, served.said), issue.do)
+    for issue in served.issues:
+        name = next(iter(issue.when))
+        key = "command" if name.startswith("-") else f"env.{served.named(name)}"
+        text = told(issue, served.said).replace(name, served.named(name), 1)
+        yield RecipeFinding(issue.severity, key, text, issue.do)
 
 
 def applies(issue: schema.KnownIssue, served: PlannedServer) -> bool:
@@ -253,10 +273,13 @@ def told(issue: schema.KnownIssue, value: Callable[[str], str | None]) -> str:
 
 
 def of_draft(served: PlannedServer) -> Iterator[RecipeFinding]:
+    """Of a second model that the command names by its repository, as recipes of ours never do."""
     draft = second_model(served.speculation)
-    if isinstance(draft, str) and not draft.startswith(MODEL_PATH):
-        text = f"the draft model {draft} is not fetched, and a container has no network"
-        yield error(text, f"pin it and write `drafter: {draft}` (docs/drafters.md), or leave --speculative-config out")
+    if not isinstance(draft, str) or draft == served.model or draft.startswith(MODEL_PATH):
+        return
+    pins = [pin for pin in manifests.readable_models(served.project)[0] if pin.repositories[pin.base].repo == draft]
+    for pin in pins:
+        yield from map(of_error, method_faults(served.speculation, pin.drafts, "command") if pin.drafts else ())
 
 
 def of_cache(served: PlannedServer) -> Iterator[RecipeFinding]:
@@ -266,7 +289,7 @@ def of_cache(served: PlannedServer) -> Iterator[RecipeFinding]:
 
 def of_family(served: PlannedServer) -> Iterator[RecipeFinding]:
     """Of a parser that is another one than the model's family has, or may be missing: calls would be text."""
-    family = vllm_command.family_of(manifests.load_families(served.project), served.model)
+    family = vllm_command.family_of(manifests.load_families(served.project), served.model, served.family)
     if not family and None in (served.value("--reasoning-parser"), served.value("--tool-call-parser")):
         text = f"no family in pins/families.yaml has {served.model}: what it thinks or calls may be part of the answer"
         yield warning(text, "name the --reasoning-parser and the --tool-call-parser of its card, if there are any")

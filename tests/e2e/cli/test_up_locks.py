@@ -1,4 +1,4 @@
-"""`up` of a recipe whose model nobody has locked, against a local Hub: lock, one question, fetch, build, smoke."""
+"""`up` of a recipe whose model nobody has locked, or of a model without a recipe, against a local Hub."""
 
 from __future__ import annotations
 
@@ -60,6 +60,16 @@ def site(tmp_path: Path) -> Iterator[str]:
 
 def base_files() -> list[Path]:
     return list((Paths.from_env(PROJECT).models / f"{THEIRS}-int4-AutoRound").rglob("model-*.safetensors"))
+
+
+def test_a_model_without_a_recipe_is_added_and_goes_through(copy: Checkout, site: str) -> None:
+    for file in (f"pins/models/{TRIAL}.yaml", f"recipes/{TRIAL}.yaml"):
+        (copy.folder / file).unlink()
+    model = f"hf:{THEIRS}-int4-AutoRound"
+    done = copy.invoke("up", "--model", model, "--recipe", TRIAL, "--stack", "cpu", "--yes", HF_ENDPOINT=site)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (release,) = Releases(Paths(copy.folder, copy.home, copy.home)).of_recipe(TRIAL)
+    assert release.smoke_passed and release.state == "current"
 
 
 def test_an_unlocked_recipe_is_locked_asked_for_once_and_goes_through(copy: Checkout, site: str) -> None:

@@ -51,7 +51,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("serve --port 22x", "serve --help"),
         ("recipe export a --format v3", "recipe export --help"),
         ("recipe lsit", "did you mean recipe list?"),
-        ("recipe import a b", "recipe import --help"),
+        ("add a b", "add --help"),
         ("prune --keep -1", "prune --help"),
     ],
 )
@@ -144,7 +144,7 @@ def test_what_a_task_is_given(line: str, given: dict[str, object]) -> None:
         ("sparkpin build --stage v2 --stack ", ["cpu", "spark"], True),
         ("sparkpin keep v2 --note ", [], True),
         ("sparkpin recipe export a --format ", ["v1", "v2"], True),
-        ("sparkpin recipe ", ["list", "check", "import", "show", "export"], False),
+        ("sparkpin recipe ", ["list", "check", "show", "export"], False),
         ("sparkpin -q bu", ["build", "bump"], False),
     ],
 )

@@ -73,6 +73,32 @@ def test_models_that_do_not_go_together_are_refused(plan: dict[str, Any], change
     assert [fault.key.endswith(key) for fault in faults] == [True] * bool(key)
 
 
+@pytest.mark.parametrize(
+    ("repo", "config", "method", "longest"),
+    [
+        ("z-lab/Qwen3.8-27B-DFlash2", {"architectures": ["DFlash2DraftModel"], "block_size": 8}, "dflash", 7),
+        ("a/b", {"architectures": ["DFlashDraftModel"], "dflash_config": {"block_size": 16}}, "dflash", 15),
+        ("deepseek-ai/dspark_qwen3_8b_block7", {"block_size": 7}, "dspark", 7),
+        ("AngelSlim/Qwen3-8B_eagle3", {"architectures": ["LlamaForCausalLMEagle3"]}, "eagle3", None),
+        ("mistralai/Mistral-Small-4-119B-2603-eagle", {}, "eagle", None),
+        ("google/gemma-4-E4B-it-assistant", {"model_type": "gemma4_assistant"}, "mtp", None),
+        ("Qwen/Qwen3-0.6B", {"architectures": ["Qwen3ForCausalLM"], "block_size": 9}, "draft_model", None),
+    ],
+)
+def test_how_a_model_drafts_follows_from_its_name_and_config(
+    repo: str, config: dict[str, Any], method: str, longest: int | None
+) -> None:
+    assert drafters.method_of({}, repo, config) == method
+    assert drafters.longest_draft(method, config) == longest
+    assert drafters.method_of({"method": "gemma4_mtp"}, repo, config) == "mtp", "the recipe's word goes first"
+
+
+def test_an_assistant_says_the_width_of_the_model_that_it_drafts_for() -> None:
+    plan, small = {"method": "mtp"}, {"text_config": {"vocab_size": 1000, "hidden_size": 8}, "backbone_hidden_size": 64}
+    assert list(drafters.pair_faults(plan, TARGET, small, "f")) == []
+    assert len(list(drafters.pair_faults(plan, TARGET, small | {"backbone_hidden_size": 65}, "f"))) == 1
+
+
 def plan_of(**plan: object) -> str:
     text = json.dumps({"num_speculative_tokens": 2} | plan)
     return "--speculative-config '" + text.replace("{", "{{").replace("}", "}}") + "'"

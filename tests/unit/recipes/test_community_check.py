@@ -54,7 +54,6 @@ def test_nothing_is_found_in_a_good_recipe(tmp_path: Path) -> None:
         ("--kv-cache-dtype fp9", "spark", "warning", "did you mean fp8"),
         ("--enforce-eager true", "spark", "error", "--enforce-eager"),
         ("""--speculative-config '{{"method": "mpt"}}'""", "spark", "error", "did you mean mtp?"),
-        ("""--speculative-config '{{"model": "x/y"}}'""", "spark", "error", "x/y"),
         (SPECULATION % '"num_speculative_token": 1', "spark", "error", "did you mean num_speculative_tokens?"),
         ("""--override-generation-config '{{"a": 1,}}'""", "spark", "error", '{"a": 1,}'),
         ("b/c", "spark", "error", "b/c"),

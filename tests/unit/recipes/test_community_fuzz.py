@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from places import PROJECT, copied_to
 
-from sparkpin.cli import recipe as tasks
+from sparkpin.cli import add
 from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.pins import manifests, vllm_command, vllm_flags
@@ -150,7 +150,7 @@ def trial(paths: Paths, text: str, out: pytest.CaptureFixture[str]) -> str:
             read = recipe.load(path)
             said = "\n".join(map(str, check.foreign_findings(paths.project, read, stack)))
             assert len(said) < 100_000
-            tasks.recipe_import(paths, str(path), no_lock=True)
+            add.add(paths, str(path), no_lock=True)
         assert "\x1b" not in out.readouterr().out
         back = manifests.load_recipe(paths.project, "r")
         model, rendered = adopt.as_served(read)

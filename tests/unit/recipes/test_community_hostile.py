@@ -15,6 +15,7 @@ from foreign_recipe import V1, written
 from huggingface_hub import constants
 from places import PROJECT
 
+from sparkpin.cli import add
 from sparkpin.cli import recipe as tasks
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.paths import Paths
@@ -110,7 +111,7 @@ def test_a_mod_with_a_line_end_sets_no_variable(
 ) -> None:
     hostile = "x\nenv:\n  LD_PRELOAD: /tmp/x.so\n#"
     value = V1 | {"mods": [hostile], "container": hostile, hostile: 1, "build_args": [hostile]}
-    tasks.recipe_import(paths, written(tmp_path, value), no_lock=True)
+    add.add(paths, written(tmp_path, value), no_lock=True)
     made = yaml.safe_load((paths.project / "recipes/some-recipe.yaml").read_text())
     assert made["env"] == {"VLLM_MARLIN_USE_ATOMIC_ADD": "1", "J": '{"a": 1}'} and "LD_PRELOAD" not in str(made)
     assert "\nenv:" not in capsys.readouterr().out
@@ -120,7 +121,7 @@ def test_a_mod_with_a_line_end_sets_no_variable(
 def test_a_variable_whose_name_is_a_script(paths: Paths, tmp_path: Path, name: str) -> None:
     for value in (V1 | {"env": {name: "1"}}, V2 | {"env": {name: "1"}}):
         with pytest.raises(ManifestError):
-            tasks.recipe_import(paths, written(tmp_path, value), no_lock=True)
+            add.add(paths, written(tmp_path, value), no_lock=True)
     for form in ("v1", "v2"):
         with pytest.raises(ManifestError):
             export.export(exported({name: "1"}), form)  # type: ignore[arg-type]
@@ -239,7 +240,7 @@ def test_models_that_are_no_repository(paths: Paths, tmp_path: Path, model: str)
     (line,) = errors(tmp_path, model=model)
     assert line.startswith("error: model: ")
     with pytest.raises(ManifestError):
-        tasks.recipe_import(paths, written(tmp_path, V2 | {"model": model}), no_lock=True)
+        add.add(paths, written(tmp_path, V2 | {"model": model}), no_lock=True)
 
 
 @pytest.mark.parametrize("model", ['{"a": 1}', '["a"]', "1"])
@@ -247,7 +248,7 @@ def test_a_draft_model_that_is_no_text(paths: Paths, tmp_path: Path, model: str)
     flag = f"""--speculative-config '{{"model": {model}, "method": "eagle3"}}'"""
     file = written(tmp_path, V2 | {"command": f"vllm serve {{model}} {flag}", "defaults": {}})
     assert tasks.recipe_check(paths, [file, "scripted-tiny"])
-    for task in (tasks.recipe_import, tasks.recipe_show):
+    for task in (add.add, tasks.recipe_show):
         with pytest.raises(ManifestError) as caught:
             task(paths, file)
         assert caught.value.key.endswith("model")
@@ -257,7 +258,7 @@ def test_a_draft_model_that_is_no_text(paths: Paths, tmp_path: Path, model: str)
 def test_a_mod_whose_name_no_file_can_have(paths: Paths, tmp_path: Path, name: str) -> None:
     file = written(tmp_path, V1 | {"mods": [name]})
     tasks.recipe_check(paths, [file])
-    tasks.recipe_import(paths, file, no_lock=True)
+    add.add(paths, file, no_lock=True)
     assert "mods" not in yaml.safe_load((paths.project / "recipes/some-recipe.yaml").read_text())
 
 
@@ -289,7 +290,7 @@ def test_what_makes_embeddings_or_scores_is_refused(paths: Paths, tmp_path: Path
     assert errors(tmp_path, **value)
     assert not errors(tmp_path, command="vllm serve {model} --runner generate", defaults={}, model="a/embedded-coder")
     with pytest.raises(ManifestError) as caught:
-        tasks.recipe_import(paths, written(tmp_path, value), no_lock=True)
+        add.add(paths, written(tmp_path, value), no_lock=True)
     assert caught.value.next_step
 
 

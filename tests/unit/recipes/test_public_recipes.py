@@ -15,7 +15,7 @@ import yaml
 from client_tools import sparkrun
 from places import PROJECT
 
-from sparkpin.cli import recipe as tasks
+from sparkpin.cli import add
 from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.pins.manifests import load_community_mods
@@ -25,16 +25,11 @@ from sparkpin.recipes.adopt import Adopted, take_mods
 from sparkpin.recipes.shell import Shell
 
 CORPUS = [path for name in ("recipes", "public") for path in (PROJECT.parent / "shared/corpus" / name).glob("*.yaml")]
-DRAFT, PATCHED, POOLED, PLUGIN = "the draft model", "has no flag --mxfp4-", "/v1/embeddings", "parser-plugin"
+FOLDER, PATCHED, POOLED, PLUGIN = "a repository of the Hub", "has no flag --mxfp4-", "/v1/embeddings", "parser-plugin"
 REFUSED = {  # how the name ends -> how its errors begin; all others that are for one machine pass
-    "recipes-0xBakeer__qwen3.8-27b-nvfp4-dspark-vllm": DRAFT,
-    "recipes-laguna-s-2.1": DRAFT,
-    "recipes-nemotron-3.5-lightning": DRAFT,
-    "recipes-qwen-122b": DRAFT,
+    "recipes-laguna-s-2.1": FOLDER,
     "recipes-qwen3.5-27b-opus-v2-fp8": "enable_flashinfer_autotune",
-    "recipes-qwen3.6-35b-a3b-fp8-dflash": DRAFT,
     "openai-gpt-oss-120b-vllm": PATCHED,  # a fork's flags
-    "qwen3.6-27b-fp8-dflash-vllm": DRAFT,
     "recipes-4x-spark-cluster-qwen3.5-397b-int4-autoround": "its weights are",
     "recipes-4x-spark-cluster-qwen3.5-397b-a17B-fp8": "its weights are",
     "recipes-nemotron-3-nano-nvfp4": PLUGIN,
@@ -72,7 +67,7 @@ def imported(paths: Paths, path: Path) -> object:
     told = io.StringIO()
     try:
         with contextlib.redirect_stdout(told):
-            tasks.recipe_import(paths, str(path), dry_run=True)
+            add.add(paths, str(path), dry_run=True, no_lock=True)
     except SparkpinError as error:
         return type(error)
     return [line for line in told.getvalue().splitlines() if line.startswith("  error: ")]

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from places import PROJECT
 
+from sparkpin.cli import add
 from sparkpin.cli import recipe as tasks
 from sparkpin.core.errors import InputError, ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
@@ -184,7 +185,7 @@ def test_no_secret_of_a_file_is_shown(
     (tmp_path / "r.sh").write_text(text)
     told = ""
     file = str(tmp_path / "r.sh")
-    for task in (lambda: tasks.recipe_check(paths, [file]), lambda: tasks.recipe_import(paths, file, no_lock=True)):
+    for task in (lambda: tasks.recipe_check(paths, [file]), lambda: add.add(paths, file, no_lock=True)):
         try:
             task()
         except SparkpinError as error:
@@ -203,8 +204,8 @@ def test_what_a_line_of_the_command_names_wrongly(paths: Paths, tmp_path: Path) 
     (folder / "dead.yaml").symlink_to(folder / "nothing")
     for wrong in (
         lambda: tasks.recipe_check(paths, [str(file)], stack="nosuch"),
-        lambda: tasks.recipe_import(paths, str(file), no_lock=True, model="c/d"),
-        lambda: tasks.recipe_import(paths, str(folder), no_lock=True),
+        lambda: add.add(paths, str(file), no_lock=True, model="c/d"),
+        lambda: add.add(paths, str(folder), no_lock=True),
         lambda: tasks.recipe_check(paths, [str(folder)]),  # no recipe is in it
     ):
         with pytest.raises(InputError) as caught:
@@ -213,8 +214,8 @@ def test_what_a_line_of_the_command_names_wrongly(paths: Paths, tmp_path: Path) 
     (folder / "r.yaml").write_text("model: a/b\ncommand: vllm serve {model}\n")
     assert tasks.subjects([str(folder)]) == [str(folder / "r.yaml")]
     with pytest.raises(InputError):
-        tasks.recipe_import(paths, str(folder / "r.yaml"), no_lock=True, model="c/d")
-    assert not tasks.recipe_import(paths, str(file), no_lock=True, model="a/b")
+        add.add(paths, str(folder / "r.yaml"), no_lock=True, model="c/d")
+    assert not add.add(paths, str(file), no_lock=True, model="a/b")
 
 
 @pytest.mark.parametrize(
@@ -238,7 +239,7 @@ def test_what_is_malformed_ends_without_a_traceback(
 ) -> None:
     monkeypatch.setattr(transfer, "TRIES", 1)  # where a model can be read from it, the Hub is asked for it
     (tmp_path / "r.sh").write_text(text)
-    for task in (tasks.recipe_check, tasks.recipe_import):
+    for task in (tasks.recipe_check, add.add):
         try:
             subject: Any = [str(tmp_path / "r.sh")] if task is tasks.recipe_check else str(tmp_path / "r.sh")
             task(paths, subject)
@@ -250,16 +251,16 @@ def test_what_is_malformed_ends_without_a_traceback(
 def test_bytes_that_are_no_text(paths: Paths, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "r.sh").write_bytes(content)
     with pytest.raises(SparkpinError):
-        tasks.recipe_import(paths, str(tmp_path / "r.sh"))
+        add.add(paths, str(tmp_path / "r.sh"))
 
 
 def test_a_folder_is_served_and_its_repository_is_named(paths: Paths, tmp_path: Path) -> None:
     file = tmp_path / "run.sh"
     file.write_text("docker run -v /m:/m vllm/vllm-openai --model /m/x --gpu-memory-utilization 0.7\n")
     with pytest.raises(ManifestError) as caught:
-        tasks.recipe_import(paths, str(file), no_lock=True)
+        add.add(paths, str(file), no_lock=True)
     assert "--model" in caught.value.next_step
-    assert not tasks.recipe_import(paths, str(file), no_lock=True, model="a/b")
+    assert not add.add(paths, str(file), no_lock=True, model="a/b")
     assert manifests.load_recipe(paths.project, "run").model == "a/b"
 
 
@@ -298,8 +299,8 @@ if CASES.is_dir():  # a clone alone has none of them
             ("28-397-billion-on-one/recipe.yaml", ["weights"]),
             ("models/01-qwen3.8-27b-docker-run/run.sh", []),
             ("models/02-coder-next-docker-run/run.sh", ["--model"]),
-            ("models/05-glm-5.3-flash-exl3/recipe.yaml", ["--quantization exl3", "--chat-template", "draft model"]),
-            ("models/06-flash-next-table-on-disk/recipe.yaml", ["VLLM_PLE_MMAP"]),
+            ("models/05-glm-5.3-flash-exl3/recipe.yaml", ["--chat-template", "--quantization exl3"]),
+            ("models/06-flash-next-table-on-disk/recipe.yaml", ["VLLM_PLE_MMAP", "126 GB"]),
             ("models/08-export-path/recipe.yaml", ["--max-num-partial-prefills"]),
             ("models/09-wrong-tool-parser/recipe.yaml", []),
         ],

@@ -1,4 +1,4 @@
-"""`invoke recipe import` and `export` as a person runs them, with a real Hub on 127.0.0.1."""
+"""`invoke add` and `recipe export` as a person runs them, with a real Hub on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from sparkpin.recipes import recipe, render
 
 
 def test_the_hub_pins_the_model_and_the_recipe_can_be_exported(tmp_path: Path) -> None:
-    """The whole way, as a person goes it: import with a real Hub, plan a release of it, give it to both tools."""
+    """The whole way, as a person goes it: add with a real Hub, plan a release of it, give it to both tools."""
     copy = Checkout.make(tmp_path / "copy")
     remote = tmp_path / "remote"
     write_repository(remote / "acme/sample-int4", base_shards(), base_config(), repository="int4")
     commit = hub.scan(remote / "acme/sample-int4", "acme/sample-int4").commit
     file = written(tmp_path, V1)
     cache = str(tmp_path / "cache")
-    lost = copy.invoke("recipe", "import", file, HF_HUB_OFFLINE="1", SPARKPIN_CACHE=cache)
+    lost = copy.invoke("add", file, HF_HUB_OFFLINE="1", SPARKPIN_CACHE=cache)
     assert lost.returncode == 6, lost.stderr
     assert not (copy.folder / "pins/models/sample-int4.yaml").exists()
     with hub.serve(remote) as url:
-        done = copy.invoke("recipe", "import", file, HF_ENDPOINT=url, SPARKPIN_CACHE=cache)
+        done = copy.invoke("add", file, HF_ENDPOINT=url, SPARKPIN_CACHE=cache)
     assert done.returncode == 0, done.stderr
-    assert f"model acme/sample-int4 at {commit}" in done.stdout
-    assert "invoke build --recipe some-recipe" in done.stdout
+    assert f"acme/sample-int4 at {commit}" in done.stdout
+    assert "invoke up --recipe some-recipe --serve" in done.stdout
     assert manifests.load_recipe(copy.folder, "some-recipe").model_revision == commit
     lock = json.loads((copy.folder / "pins/models/sample-int4.lock").read_text())
     assert lock["repositories"]["base"]["revision"] == commit
@@ -47,7 +47,7 @@ def test_the_hub_pins_the_model_and_the_recipe_can_be_exported(tmp_path: Path) -
         assert made.env | last.env == made.env
         checked = copy.invoke("recipe", "check", str(output))
         assert checked.returncode == 0, checked.stdout
-        copy.done("recipe", "import", str(output), "--name", f"again-{form}")
+        copy.done("add", str(output), "--name", f"again-{form}")
         again = pair(copy.folder, f"again-{form}")[-1]
         assert (again.key, again.recipe.model_revision) == (last.key, commit)
     assert copy.invoke("recipe", "check", "some-recipe").returncode == 0

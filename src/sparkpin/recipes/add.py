@@ -1,0 +1,243 @@
+"""A model or somebody's recipe as one of recipes/, with its pins and locks: all of these files appear, or none.
+
+They are made in a trial project of links to this one, where lock, plan and checks find what is new.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sparkpin.core import files
+from sparkpin.core.errors import InputError, SparkpinError
+from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import printable
+from sparkpin.fetch.hub import HubRepository
+from sparkpin.fetch.lock_model import lock_model
+from sparkpin.fetch.model_files import config_here
+from sparkpin.fetch.store import scratch
+from sparkpin.pins import drafters, manifests, schema, vllm_command
+from sparkpin.pins.reading import parse
+from sparkpin.pins.schema import UNRESOLVED
+from sparkpin.recipes import recipe as foreign
+from sparkpin.recipes.adopt import HERE, Adopted, Wanted, adopt, plain_name
+from sparkpin.recipes.fitting import fit, with_flags, words_of
+from sparkpin.recipes.render import REPO
+
+PREFIX = "hf:"
+HUB = re.compile(rf"{PREFIX}({REPO.pattern})(?:@([\w./-]+))?", re.ASCII)
+COMMIT = re.compile(r"[0-9a-f]{40}")
+# Of vLLM's registry what makes no text (embeddings, scores, drafts); the file that sentence-transformers have.
+NO_TEXT = re.compile(r"(?!GPT2LMHead|ChatGLM)\w*(Model|ForSequenceClassification|ForTokenClassification|ForMaskedLM)"
+                     r"|modules\.json")  # fmt: skip
+PLACES = ("", "pins", "pins/models", "recipes")
+Entry = schema.PinnedRepository | schema.RepositoryLock
+TOKENS, FLOOR = 3, 0.1  # of a draft where nothing says it; share of drafts that the smoke test wants accepted
+
+
+def recipe_name(wanted: Wanted) -> str:
+    """Of the recipe that it comes to."""
+    is_model = wanted.what.startswith(PREFIX)
+    return plain_name(
+        wanted.name or (read_hub(wanted.what)[0].rpartition("/")[2] if is_model else Path(wanted.what).stem)
+    )
+
+
+def read_hub(word: str) -> tuple[str, str]:
+    """Repository and revision of `hf:OWNER/NAME[@REV]`, "" where it names no revision."""
+    if found := HUB.fullmatch(word):
+        return found[1], found[2] or ""
+    step = f"for example {PREFIX}Qwen/Qwen3-8B"
+    raise InputError(f"got {word!r}, expected {PREFIX}OWNER/NAME or {PREFIX}OWNER/NAME@REVISION", next_step=step)
+
+
+@contextlib.contextmanager
+def add(paths: Paths, wanted: Wanted) -> Iterator[Adding]:
+    """A new recipe in a trial project; `Adding.write` takes it into this one.
+
+    Raises InputError for a name that is taken and a model that cannot be served, ManifestError for a file that cannot,
+    and what `lock_model` raises.
+    """
+    is_model, target = wanted.what.startswith(PREFIX), paths.project / f"recipes/{recipe_name(wanted)}.yaml"
+    if target.exists():
+        raise InputError(f"{target} is there already", next_step="give the new one another name: --name NAME")
+    repo, revision = read_hub(wanted.what) if is_model else (wanted.model, "")
+    second, second_revision = read_hub(wanted.drafter) if wanted.drafter else (None, "")
+    read = line_of(repo) if is_model else foreign.load(Path(wanted.what))
+    if repo and not REPO.fullmatch(read.model):
+        read = read.model_copy(update={"model": repo})
+    made = adopt(paths.project, read, target.stem, replace(wanted, drafter=second))
+    if repo and made.value["model"] != repo:
+        said = f"--model {repo}: {wanted.what} serves {made.value['model']}"
+        raise InputError(said, next_step="leave --model out")
+    recipe = parse(schema.Recipe, made.value, target)  # before anything is fetched
+    with trial_of(paths) as trial:
+        adding = Adding(trial, wanted.locks, made, recipe)
+        adding.pin_model(revision or made.model_revision)
+        if recipe.drafter:
+            adding.pin_drafter(second_revision or made.drafter_revision)
+        adding.choose_family()
+        if is_model and wanted.locks:
+            adding.choose_sizes()
+        origin = wanted.what if is_model else f"{read.path.name}, a recipe of version {read.said_version}"
+        adding.save(f"Added from {origin}, by `invoke add`.")
+        yield adding
+
+
+def line_of(repo: str) -> foreign.CommunityRecipe:
+    """The recipe that a repository alone comes to."""
+    command = f"vllm serve {repo} --host {HERE} --port 8000"
+    return foreign.CommunityRecipe(path=Path(repo), version=foreign.LINE, description=repo, model=repo, command=command)
+
+
+@contextlib.contextmanager
+def trial_of(paths: Paths) -> Iterator[Paths]:
+    """A project of links to this one's files, in which pins and recipes may be written; errors name this one."""
+    waiting = files.lock(paths.locks / "add.lock", on_wait="waiting for another `invoke add`")
+    with waiting, scratch(paths.work / "add") as folder:
+        for place in PLACES:
+            (folder / place).mkdir(exist_ok=True)
+        for place in PLACES:
+            for path in (paths.project / place).glob("*"):
+                if not (folder / place / path.name).exists():
+                    (folder / place / path.name).symlink_to(path)
+        try:
+            yield replace(paths, project=folder)
+        except SparkpinError as error:
+            told = (part.replace(str(folder), str(paths.project)) for part in (error.message, error.next_step))
+            error.message, error.next_step = told
+            raise
+
+
+@dataclass
+class Adding:
+    """A recipe on its way. paths: of the trial project; config: of the model, empty where nobody knows it; reasons: of
+    its sizes."""
+
+    paths: Paths
+    locks: bool
+    made: Adopted
+    recipe: schema.Recipe
+    config: Mapping[str, Any] = field(default_factory=dict)
+    reasons: list[str] = field(default_factory=list)
+
+    def change(self, **changes: Any) -> None:
+        self.made.value |= changes
+        self.made.value["command"] = self.made.value.pop("command")  # the longest comes last
+        self.recipe = parse(schema.Recipe, self.made.value, self.recipe.file)
+
+    def take(self, changed: schema.Recipe) -> None:
+        """Its command."""
+        self.change(command=changed.command, defaults=changed.defaults)
+
+    def pin_model(self, revision: str) -> None:
+        _, entry, self.config = self.pin(self.recipe.model, revision)
+        parts = [*(self.config.get("architectures") or ()), *(row.file for row in getattr(entry, "files", ()))]
+        if wrong := [part for part in parts if NO_TEXT.fullmatch(part)]:
+            cause = f"{self.recipe.model}: got {wrong[0]}, expected a model that writes text"
+            raise InputError(cause, next_step="choose one that chats; embeddings, scores and drafts are not served")
+        if "auto_map" in self.config:
+            self.made.unknown.append("whether vLLM has it: the repository brings code (auto_map), which is not run")
+        self.change(model_revision=entry.revision)
+
+    def pin_drafter(self, revision: str) -> None:
+        """How it drafts, and how much at most, says its config.json or its name where the recipe does not."""
+        repo, plan = self.recipe.drafter or "", drafters.speculation(words_of(self.recipe))
+        pin, entry, config = self.pin(repo, revision)
+        known = {"method": pin.drafts.method} if pin.drafts else {}
+        method = drafters.method_of(known | plan, repo, config)
+        longest = drafters.longest_draft(method, config)
+        tokens = plan.get(drafters.TOKENS) or longest or TOKENS
+        if pin.drafts is None and f"pins/models/{pin.name}.yaml" in self.new():
+            drafts = {"method": method, "tokens": longest or tokens, "acceptance_floor": FLOOR}
+            self.write_pin(pin.name, repo, pin.repositories[pin.base].revision, drafts=drafts)
+        why = f"at most {longest}, by its block" if longest else "its config.json names no most"
+        self.made.told.append(f"drafter {repo}: method {method}, {tokens} tokens a draft ({why})")
+        self.change(drafter_revision=entry.revision)
+        if (made := plan | {"method": method, drafters.TOKENS: tokens}) != plan:
+            self.take(with_flags(self.recipe, {drafters.FLAG: made}))
+
+    def pin(self, repo: str, revision: str) -> tuple[schema.ModelPin, Entry, Mapping[str, Any]]:
+        """Of a repository: the pin that is there, else a new one; its part of the lock, or of the pin where there is no
+        lock; its config.json as far as it is known. revision: a commit, a branch, or "" for the newest."""
+        project = self.paths.project
+        if revision not in ("", UNRESOLVED) and not COMMIT.fullmatch(revision) and self.locks:
+            revision = HubRepository(repo, revision).list_files().commit
+        pins = manifests.readable_models(project)[0]
+        pin = next((one for one in pins if one.repositories[one.base].repo == repo), None)
+        if pin is None:
+            names = (plain_name(repo.rpartition("/")[2]), plain_name(repo))
+            free = [name for name in names if not self.pin_file(name).exists()]
+            if not free:
+                cause = f"pins/models/{names[1]}.yaml pins another repository"
+                raise InputError(cause, next_step=f"rename it, or pin {repo}")
+            pin = self.write_pin(free[0], repo, revision if COMMIT.fullmatch(revision) else UNRESOLVED)
+        lock = (
+            manifests.load_model_lock(project, pin) if manifests.model_lock_file(project, pin.name).is_file() else None
+        )
+        if lock is None and self.locks:
+            lock = lock_model(self.paths, pin.name)
+        entry = (lock or pin).repositories[pin.base]
+        if COMMIT.fullmatch(revision) and entry.revision != revision:
+            self.made.unmapped.append(f"revision {revision} of {repo}: pins/models/{pin.name} has {entry.revision}")
+        state = "not locked yet:" if entry.revision == UNRESOLVED else f"at {entry.revision}, as"
+        self.made.told.append(f"{repo} {state} pins/models/{pin.name}")
+        return pin, entry, config_here(self.paths, pin, lock) or {}
+
+    def pin_file(self, name: str) -> Path:
+        return self.paths.project / f"pins/models/{name}.yaml"
+
+    def write_pin(self, name: str, repo: str, revision: str, **more: Any) -> schema.ModelPin:
+        value: dict[str, Any] = {"description": f"{repo} as published", "base": "base"}
+        value |= {"repositories": {"base": {"repo": repo, "revision": revision}}, **more}
+        pin = parse(schema.ModelPin, {"name": name} | value, self.pin_file(name))
+        self.pin_file(name).write_text(foreign.text_of(value, ["Made by `invoke add`."]), encoding="utf-8")
+        return pin
+
+    def choose_family(self) -> None:
+        """By the name, else by the architecture where one family alone has it."""
+        families, recipe = manifests.load_families(self.paths.project), self.recipe
+        makes, clue = self.config.get("architectures") or [], "its name"
+        family = vllm_command.family_of(families, recipe.model, recipe.family)
+        if family is None:
+            fitting = [family for family in families if {*makes} & {*family.architectures}]
+            if len(fitting) != 1:
+                rivals = f"{', '.join(makes)} is that of {', '.join(one.name for one in fitting)}; the name fits none"
+                why = rivals if fitting else "pins/families.yaml has neither its name nor its architecture"
+                self.made.unknown.append(f"its parsers, so none is set: {why}")
+                return
+            family, clue = fitting[0], f"its architecture, {', '.join(makes)}"
+            self.change(family=family.name)
+        self.made.told.append(f"family {family.name}: by {clue}")
+        vllm = manifests.load_stack(self.paths.project, recipe.stack).vllm
+        choices = vllm_command.choices(family, vllm, words_of(recipe))
+        self.made.told += [one.line.removeprefix("chosen: ") for one in choices]
+
+    def choose_sizes(self) -> None:
+        """Where the plan does not know the model, vLLM's defaults stay."""
+        try:
+            fitted, self.reasons = fit(self.paths, self.recipe, self.config)
+        except SparkpinError as error:
+            self.made.unknown.append(f"what fits, so vLLM's defaults stay: {error.message}")
+            return
+        self.take(fitted)
+        self.made.told += self.reasons
+
+    def save(self, head: str) -> None:
+        comments = [head, *self.reasons, *(f"not mapped: {line}" for line in self.made.unmapped)]
+        text = foreign.text_of(self.made.value, [printable(line) for line in comments])
+        (self.paths.project / self.recipe.file).write_text(text, encoding="utf-8")
+
+    def new(self) -> list[str]:
+        """What is no link: pins and their locks, and the recipe, which names them, at the end."""
+        found = [path for place in PLACES[2:] for path in sorted((self.paths.project / place).iterdir())]
+        return [path.relative_to(self.paths.project).as_posix() for path in found if not path.is_symlink()]
+
+    def write(self, project: Path) -> None:
+        for file in self.new():
+            with files.atomic_file(project / file) as out:
+                out.write((self.paths.project / file).read_bytes())

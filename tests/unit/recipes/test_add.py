@@ -1,0 +1,254 @@
+"""`invoke add` against a Hub on 127.0.0.1, which has public models with their true shapes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hub
+import pytest
+from places import PROJECT
+from public_models import CONFIGS, TEN, write_model
+
+from sparkpin.build.pair import pair
+from sparkpin.cli.add import add
+from sparkpin.cli.recipe import MISTAKES
+from sparkpin.cli.up import recipe_of
+from sparkpin.core.errors import InputError, ManifestError, NetworkError, SparkpinError
+from sparkpin.core.paths import Paths
+from sparkpin.fetch import transfer
+from sparkpin.memory import inputs
+from sparkpin.pins import drafters, manifests
+from sparkpin.pins.schema import Recipe
+from sparkpin.pins.vllm_command import own_argv
+from sparkpin.pins.vllm_flags import flag_value
+from sparkpin.recipes import check
+
+CASES = PROJECT.parent / "shared/cases/models"
+QWEN, DRAFTER = "nvidia/Qwen3.8-27B-NVFP4", "z-lab/Qwen3.8-27B-DFlash2"
+FAMILIES = {
+    "Qwen/Qwen3-8B": "qwen3", "meta-llama/Llama-3.1-8B-Instruct": "llama-3", "openai/gpt-oss-120b": "gpt-oss",
+    "mistralai/Mistral-Small-3.2-24B-Instruct-2506": "mistral", "Qwen/Qwen3.8-Flash-Next": "qwen3.5",
+    "zai-org/GLM-5.3-Flash": "glm-5", "deepseek-ai/DeepSeek-V4.1-Flash": "deepseek-v4.1",
+    "google/gemma-4-E4B-it": "gemma-4", "MiniMaxAI/MiniMax-M3": "minimax-m3", "unsloth/Qwen3.8-27B-NVFP4": "qwen3.5",
+}  # fmt: skip
+PLAIN = {"Qwen/Qwen3-8B": 40960, "meta-llama/Llama-3.1-8B-Instruct": 131072}  # attention that every plan knows
+
+
+class Site:
+    """Of a test: the project's copy, and a folder whose repositories a Hub serves while `add` runs."""
+
+    def __init__(self, paths: Paths, root: Path) -> None:
+        self.paths, self.root = paths, root
+
+    def add(self, what: str, *models: str, faults: Any = None, **options: Any) -> int:
+        for repo in models:
+            if not (self.root / repo).exists():
+                write_model(self.root, repo)
+        with pytest.MonkeyPatch.context() as patch, hub.serve(self.root, faults=faults) as url:
+            patch.setattr(transfer, "TRIES", 1)
+            hub.use(patch, url)
+            return add(self.paths, what, **options)
+
+    def recipe(self, name: str) -> Recipe:
+        return manifests.load_recipe(self.paths.project, name)
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        places = (self.paths.project / place for place in ("pins", "recipes"))
+        return {str(file): file.read_bytes() for place in places for file in place.rglob("*") if file.is_file()}
+
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[None]:
+        before = self.files
+        yield
+        assert self.files == before
+
+
+@pytest.fixture
+def site(paths: Paths, tmp_path: Path) -> Site:
+    (tmp_path / "hub").mkdir()
+    return Site(paths, tmp_path / "hub")
+
+
+Told = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize("repo", TEN)
+def test_a_public_model_becomes_a_recipe_with_pin_and_lock(site: Site, repo: str, capsys: Told) -> None:
+    before = site.files
+    site.add(f"hf:{repo}", repo, name="mine")
+    new = sorted(Path(file).suffix for file in site.files.keys() - before.keys())
+    assert new == [".lock", ".yaml", ".yaml"]
+    told, recipe = capsys.readouterr().out, site.recipe("mine")
+    stack, chain = (
+        manifests.load_stack(site.paths.project, recipe.stack),
+        manifests.load_chain(site.paths.project, "base"),
+    )
+    assert f"family {FAMILIES[repo]}: " in told and recipe.family is None, "its name tells it"
+    assert manifests.load_model_lock(site.paths.project, manifests.model_of(site.paths.project, recipe))
+    length = flag_value(own_argv(recipe), "--max-model-len")
+    assert (length is None) == ("not known: what fits" in told), "no number that nobody knows"
+    assert told.splitlines()[-1].endswith(f"invoke up --recipe {recipe.name} --serve") or "error: " in told
+    if repo in PLAIN:
+        assert length == str(PLAIN[repo]) and 4 <= int(flag_value(own_argv(recipe), "--max-num-seqs") or 0) <= 16
+        assert inputs.read_inputs(site.paths, recipe, stack, chain).plan(inputs.machine_for(stack)).fits
+
+
+def test_a_quantisation_with_a_name_of_its_own_has_the_parsers_of_its_architecture(site: Site, capsys: Told) -> None:
+    write_model(site.root, "someone/Foo-NVFP4", shaped="nvidia/Qwen3.6-27B-NVFP4")
+    assert not site.add("hf:someone/Foo-NVFP4", stack="cpu")
+    assert site.recipe("foo-nvfp4").family == "qwen3.5"
+    argv = pair(site.paths.project, "foo-nvfp4")[-1].argv
+    assert flag_value(argv, "--tool-call-parser") == "qwen3_coder", "in the release, too"
+    assert "no family" not in str(check.check(site.paths.project, "foo-nvfp4").found)
+    file = site.paths.project / "recipes/foo-nvfp4.yaml"
+    file.write_text(file.read_text().replace("family: qwen3.5", "family: qwen35"))
+    with pytest.raises(ManifestError, match=r"family: got 'qwen35'"):
+        site.recipe("foo-nvfp4")
+
+
+def test_an_architecture_of_several_families_sets_no_parser(site: Site, capsys: Told) -> None:
+    write_model(site.root, "someone/Bar", CONFIGS["Qwen/Qwen3-8B"])
+    assert not site.add("hf:someone/Bar")
+    told = capsys.readouterr().out
+    assert re.search("not known: its parsers.*qwen3-instruct", told) and "parser qwen3" not in told
+    assert site.recipe("bar").family is None
+
+
+def test_what_cannot_be_served_leaves_nothing(site: Site) -> None:
+    for name, file in (("acme/Old-GGUF", "m.gguf"), ("acme/Vectors", "modules.json"), ("acme/Score", "")):
+        changes = {} if file else {"architectures": ["BertForSequenceClassification"]}
+        write_model(site.root, name, CONFIGS["Qwen/Qwen3-8B"] | changes)
+        if file:
+            (site.root / name / file).write_text("{}")
+    (site.root / "acme/Old-GGUF/model.safetensors").unlink()
+    with site.unchanged():
+        for what, kind, said in (
+            ("hf:acme/Old-GGUF", InputError, "GGUF"), ("hf:acme/Score", InputError, "SequenceClassification"),
+            ("hf:acme/Vectors", InputError, "modules.json"),
+            ("hf:acme/Nothing", NetworkError, "no such repository"), (f"hf:{QWEN}@v9", NetworkError, "revision"),
+            ("hf:acme", InputError, "hf:OWNER/NAME"), (f"hf:{DRAFTER}", InputError, "DFlash2DraftModel"),
+            ("hf:Qwen/Qwen3-Embedding-8B", ManifestError, "/v1/embeddings"),
+        ):  # fmt: skip
+            with pytest.raises(kind, match=said):
+                site.add(what, QWEN, DRAFTER)
+        assert not site.add(f"hf:{QWEN}", dry_run=True)
+
+
+def test_a_failure_half_way_leaves_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is pinned and locked by then; its drafter is not there."""
+    with site.unchanged(), pytest.raises(NetworkError):
+        site.add(f"hf:{QWEN}", QWEN, drafter="hf:acme/Nothing")
+    with site.unchanged(), pytest.raises(SparkpinError) as caught:  # a damaged header
+        write_model(site.root, "acme/Damaged", CONFIGS["Qwen/Qwen3-8B"])
+        (site.root / "acme/Damaged/model.safetensors").write_bytes(b"\xff" * 20)
+        site.add("hf:acme/Damaged")
+    assert "/work/add/" not in str(caught.value), "the trial project is no place to look at"
+
+
+def test_terms_and_code_of_a_repository_are_told(site: Site, capsys: Told, caplog: pytest.LogCaptureFixture) -> None:
+    write_model(site.root, "acme/gated", CONFIGS["Qwen/Qwen3-8B"] | {"auto_map": {"AutoModel": "x.Y"}})
+    assert not site.add("hf:acme/gated")
+    assert "auto_map" in capsys.readouterr().out and "--trust-remote-code" not in site.recipe("gated").command
+    assert "licence other, gated" in caplog.text
+
+
+def test_a_gated_repository_says_whose_token_opens_it(site: Site) -> None:
+    gate = hub.Fault(403, {"X-Error-Code": "GatedRepo", "X-Error-Message": "gated"})
+    with site.unchanged(), pytest.raises(NetworkError, match="gated") as caught:
+        site.add(f"hf:{QWEN}", QWEN, faults=lambda request: gate if "/resolve/" in request.path else None)
+    assert "HF_TOKEN" in caught.value.next_step
+
+
+def test_a_revision_is_pinned(site: Site) -> None:
+    write_model(site.root, QWEN)
+    commit = hub.scan(site.root / QWEN, QWEN).commit
+    assert not site.add(f"hf:{QWEN}@{commit}", name="mine")
+    assert site.recipe("mine").model_revision == commit
+    assert manifests.model_of(site.paths.project, site.recipe("mine")).repositories["base"].revision == commit
+
+
+def test_a_drafter_that_is_named_is_pinned_with_its_method_and_block(site: Site) -> None:
+    assert not site.add(f"hf:{QWEN}", QWEN, DRAFTER, drafter=f"hf:{DRAFTER}", name="mine")
+    recipe = site.recipe("mine")
+    drafts = manifests.model_of(site.paths.project, recipe).drafter
+    assert drafts and drafts.drafts and (drafts.drafts.method, drafts.drafts.tokens) == ("dflash", 7)
+    plan = drafters.speculation(own_argv(recipe))
+    assert (plan["model"], plan["method"], plan["num_speculative_tokens"]) == (drafters.PATH, "dflash", 7)
+    file = site.paths.project / "recipes/mine.yaml"
+    for tokens, wrong in (("7", 0), ("8", 1)):
+        text = file.read_text().replace('"num_speculative_tokens":7', f'"num_speculative_tokens":{tokens}')
+        file.write_text(text)
+        assert len(check.check(site.paths.project, "mine").errors) == wrong
+
+
+def test_up_adds_a_model_once(site: Site) -> None:
+    with pytest.MonkeyPatch.context() as patch, hub.serve(site.root) as url:
+        hub.use(patch, url)
+        with pytest.raises(NetworkError):
+            recipe_of(site.paths, f"hf:{QWEN}", None, None, dry_run=False)
+    site.add(f"hf:{QWEN}", QWEN)
+    with site.unchanged():  # no Hub is asked
+        assert recipe_of(site.paths, f"hf:{QWEN}", None, None, dry_run=False) == "qwen3.8-27b-nvfp4"
+        with pytest.raises(InputError, match="--recipe NAME"):
+            recipe_of(site.paths, "hf:other/Qwen3.8-27B-NVFP4", None, None, dry_run=False)
+
+
+def test_for_several_machines(site: Site) -> None:
+    assert not site.add("hf:Qwen/Qwen3-8B", "Qwen/Qwen3-8B", nodes=2)
+    assert site.recipe("qwen3-8b").nodes == 2
+
+
+def test_check_finds_what_the_first_stage_gets_and_a_later_one_replaces(paths: Paths) -> None:
+    file = paths.project / "recipes/scripted-tiny.yaml"
+    assert not check.check(paths.project, "scripted-tiny").errors
+    file.write_text(file.read_text().rstrip() + " \\\n    --kv-cache-dtype no-such-type\n")  # stage v2-tq has its own
+    (error,) = check.check(paths.project, "scripted-tiny").errors
+    assert "stage base" in error.text and "no-such-type" in error.text
+
+
+if CASES.is_dir():  # a clone alone has none of them
+
+    def test_case_3_pins_the_drafter_and_refuses_more_drafts_than_its_block_has(site: Site, capsys: Told) -> None:
+        file = str(CASES / "03-qwen3.8-27b-dflash2/recipe.yaml")
+        assert site.add(file, QWEN, DRAFTER, name="mine") == MISTAKES
+        assert "got 8, expected at most 7" in capsys.readouterr().out
+        recipe = site.recipe("mine")
+        assert recipe.drafter == DRAFTER and "--speculative-config" in recipe.command
+        assert (site.paths.project / "pins/models/qwen3.8-27b-dflash2.lock").is_file()
+
+    def test_case_6_tells_each_fault_once(paths: Paths) -> None:
+        found = check.check(paths.project, str(CASES / "06-flash-next-table-on-disk/recipe.yaml")).found
+        for word in ("VLLM_PLE_MMAP_WORKERS", "pull_image"):
+            assert len([one for one in found if word in f"{one.key} {one.text}"]) <= 1, word
+        assert len({str(one) for one in found}) == len(found)
+
+    def test_case_4_has_no_error_of_b12x_where_the_stack_has_it(paths: Paths) -> None:
+        file, lock = str(CASES / "04-glm-5.3-flash-b12x/recipe.yaml"), paths.project / "pins/stacks/spark.lock"
+        assert "the stack's lock has no b12x" in str(check.check(paths.project, file).errors)
+        value = json.loads(lock.read_text())
+        wheel = {"name": "b12x", "version": "1.5.1", "file": "b12x-1.5.1-py3-none-any.whl"}
+        lock.write_text(json.dumps(value | {"wheels": [*value["wheels"], value["wheels"][0] | wheel]}))
+        found = check.check(paths.project, file).found
+        assert "b12x" not in str([one for one in found if one.severity == "error"])
+        assert "no family" not in str(found)
+
+    @pytest.mark.parametrize(
+        ("name", "options", "family"),
+        [
+            ("01-qwen3.8-27b-docker-run/run.sh", {}, "qwen3.5"),
+            ("02-coder-next-docker-run/run.sh", {"model": "Qwen/Qwen3-Coder-Next-FP8"}, "qwen3-coder"),
+            ("10-ordinary-model/recipe.yaml", {}, "qwen3"),
+        ],
+    )
+    def test_cases_that_are_added_as_they_are(
+        paths: Paths, capsys: Told, name: str, options: dict[str, str], family: str
+    ) -> None:
+        assert not add(paths, str(CASES / name), name="mine", no_lock=True, **options)  # type: ignore[arg-type]
+        assert f"family {family}: by its name" in capsys.readouterr().out
+        assert list((paths.project / "pins/models").glob("qwen3*.yaml"))
