@@ -150,12 +150,12 @@ class Adding:
         pin, entry, config = self.pin(repo, revision)
         known = {"method": pin.drafts.method} if pin.drafts else {}
         method = drafters.method_of(known | plan, repo, config)
-        longest = drafters.longest_draft(method, config)
+        longest = pin.drafts.tokens if pin.drafts else drafters.longest_draft(method, config)
         tokens = plan.get(drafters.TOKENS) or longest or TOKENS
         if pin.drafts is None and f"pins/models/{pin.name}.yaml" in self.new():
             drafts = {"method": method, "tokens": longest or tokens, "acceptance_floor": FLOOR}
             self.write_pin(pin.name, repo, pin.repositories[pin.base].revision, drafts=drafts)
-        why = f"at most {longest}, by its block" if longest else "its config.json names no most"
+        why = f"at most {longest}" if longest else "its config.json names no most"
         self.made.told.append(f"drafter {repo}: method {method}, {tokens} tokens a draft ({why})")
         self.change(drafter_revision=entry.revision)
         if (made := plan | {"method": method, drafters.TOKENS: tokens}) != plan:
