@@ -20,9 +20,9 @@ from sparkpin.measure.own_server import own_server
 from sparkpin.pins.manifests import digest_of
 from sparkpin.pins.vllm_flags import served_name
 from sparkpin.releases.record import PRIVATE, Release, to_json
-from sparkpin.serve.socket_port import listening
 from sparkpin.upgrade.bisect_plan import BisectPlan
 from sparkpin.upgrade.bisect_search import Trial
+from sparkpin.upgrade.socket_port import listening
 
 UNRESOLVED = (124, 125)  # of `timeout`, and of `git bisect run`
 

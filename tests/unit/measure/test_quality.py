@@ -7,14 +7,11 @@ import dataclasses
 import json
 import math
 import shutil
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import fake_vllm
-import httpx
 import numpy as np
 import pytest
 from checkout import PROJECT
@@ -42,7 +39,7 @@ from sparkpin.releases.promotions import landing
 from sparkpin.releases.quality_record import Figure, QualityRecord, Texts
 from sparkpin.releases.record import Release, Releases, now
 from sparkpin.report.measured import quality_of
-from sparkpin.serve import memory_limit, socket_port
+from sparkpin.serve import memory_limit
 from sparkpin.smoke import logprobs
 from sparkpin.smoke.answers import Wrong, only_choice
 
@@ -476,28 +473,3 @@ def test_what_has_no_room_is_not_started(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
     with pytest.raises((HostError, DiskError), match=error):
         run.measure(paths, None, ours, corpus.load(quick=True))  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A server of recorded answers on a Unix socket whose path is too long for one."""
-    folder = tmp_path / ("long" * 20) / ("longer" * 10)
-    folder.mkdir(parents=True)
-    monkeypatch.chdir(folder)
-    with fake_vllm.serving(fake_vllm.UnixServer("vllm.sock", fake_vllm.Handler)):
-        yield folder / "vllm.sock"
-
-
-def test_a_port_reaches_a_server_on_a_socket(socket: Path) -> None:
-    left_open = httpx.Client(trust_env=False, timeout=60)
-    with (
-        socket_port.listening(socket) as port,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as http,
-    ):
-        for _ in range(3):
-            answer = http.get("/v1/models")
-            assert answer.status_code == 200 and answer.json()["data"][0]["id"] == "scripted-tiny"
-        assert left_open.get(f"http://127.0.0.1:{port}/health").status_code == 200
-    with pytest.raises(httpx.ConnectError):
-        left_open.get(f"http://127.0.0.1:{port}/v1/models")
-    left_open.close()
