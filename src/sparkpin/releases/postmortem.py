@@ -6,6 +6,7 @@ making. Causes are the kinds of crash_causes.yaml.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -58,7 +59,10 @@ class Cause:
         return any(re.search(one, text) for one in self.spellings)
 
 
-CAUSES = tuple(Cause(**row) for row in read_yaml(Path(__file__).with_name("crash_causes.yaml")))
+@functools.cache
+def causes() -> tuple[Cause, ...]:
+    """Read for a death alone: it takes longer than all else that `status` and `rollback` do."""
+    return tuple(Cause(**row) for row in read_yaml(Path(__file__).with_name("crash_causes.yaml")))
 
 
 @dataclass(frozen=True)
@@ -185,20 +189,18 @@ def cause(death: Death) -> Cause | None:
     log is the cause."""
     lines = parsed(relevant(death.log))
     if known := verdict(lines):
-        return next((one for one in CAUSES if one.fits(known.message)), None)
+        return next((one for one in causes() if one.fits(known.message)), None)
     first = first_fault(lines)
     open_end = first is None or first.is_consequence
     rest = "\n".join([*(line.text for line in grave(lines)), death.how])
     near = [first.message, first.block] if first else []
     tried = [("", [*near, rest]), ("vague", [*near, rest] if open_end else near), ("consequence", [rest] * open_end)]
-    return next(
-        (one for weight, texts in tried for text in texts for one in CAUSES if one.weight == weight and one.fits(text)),
-        None,
-    )
+    kinds = ((weight, text, one) for weight, texts in tried for text in texts for one in causes())
+    return next((one for weight, text, one in kinds if one.weight == weight and one.fits(text)), None)
 
 
 def report(death: Death) -> list[str]:
-    """Lines for a person."""
+    """Lines for a person: the log's last ones where no cause is known."""
     lines = relevant(death.log)
     again = f"; Docker started it again {count(death.restarts, 'time')}" if death.restarts else ""
     found = [f"{death.tag} {death.how}{again}"]
@@ -211,6 +213,6 @@ def report(death: Death) -> list[str]:
         found.append(f"last health check: {death.health}")
     found += death.machine
     tail = [line for line in lines if line.strip() and not WATCH.match(line)][-TAIL_LINES:]
-    if tail:
+    if tail and not known:
         found += ["its last lines:", *(f"  {line}" for line in tail)]
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +13,7 @@ import pytest
 import yaml
 from places import DATA
 
-from sparkpin.releases.postmortem import CAUSES, Cause, Death, cause, first_error, report
+from sparkpin.releases.postmortem import Cause, Death, cause, causes, first_error, report
 from sparkpin.serve import crash_facts
 
 CASES = yaml.safe_load((DATA / "crashes.yaml").read_text())
@@ -60,9 +62,9 @@ def test_what_a_log_comes_to(case: dict[str, str]) -> None:
 
 def test_no_sample_of_one_kind_gets_another_kind_s_cause() -> None:
     """Alone, within a traceback of the engine, and after an answer that came when the engine had died already."""
-    assert len(CAUSES) >= 45
+    assert len(causes()) >= 45
     tried = 0
-    for kind in CAUSES:
+    for kind in causes():
         assert kind.samples, kind.meaning
         for sample in kind.samples:
             engine = "(EngineCore pid=9) ERROR 11-22 03:55:16 [core.py:1510] "
@@ -76,7 +78,22 @@ def test_no_sample_of_one_kind_gets_another_kind_s_cause() -> None:
     assert tried > 200
 
 
-@pytest.mark.parametrize("kind", CAUSES, ids=lambda kind: kind.meaning[:30])
+def test_causes_are_read_for_a_death_alone() -> None:
+    """They took longer than all else that `status` and `rollback` do."""
+    asked = (
+        "import sparkpin.serve.status, sparkpin.releases.rollback\nfrom sparkpin.releases.postmortem import causes\n"
+    )
+    subprocess.run([sys.executable, "-c", f"{asked}assert causes.cache_info().misses == 0"], check=True)
+
+
+def test_the_last_lines_are_shown_where_no_cause_is_known() -> None:
+    """Else they say the same once more."""
+    known, unknown = report(dead(INIT)), report(dead("words of a program\nmore\n" + END))
+    assert known[-1].startswith("to mend it") and "Engine core init" not in "\n".join(known)
+    assert any("words of a program" in line for line in unknown)
+
+
+@pytest.mark.parametrize("kind", causes(), ids=lambda kind: kind.meaning[:30])
 def test_a_remedy_can_be_filled_in(kind: Cause) -> None:
     assert "{" not in kind.remedy.format(recipe="r", tag="t") and "{" not in kind.meaning
 
