@@ -42,7 +42,7 @@ def main() -> None:
         return link
 
     def through() -> socket.socket:
-        link = socket.create_connection((found.host, found.port))
+        link = socket.create_connection((found.address.host, found.address.port))
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return link
 

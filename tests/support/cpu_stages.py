@@ -19,9 +19,9 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases.container import ready_timeout
 from sparkpin.releases.record import Release, Releases
-from sparkpin.serve import keys, service
 from sparkpin.serve import served as served_names
-from sparkpin.serve.address import NONE, AddressOptions
+from sparkpin.serve import service
+from sparkpin.serve.address import NONE, AddressOptions, key_path
 from sparkpin.serve.served import Served
 from sparkpin.smoke.client import Client
 from sparkpin.smoke.run import subject_of
@@ -73,7 +73,7 @@ class Service(Checkout):
 
     @property
     def key(self) -> Path:
-        return keys.path_of(self.paths, self.last.recipe)
+        return key_path(self.paths, self.last.recipe)
 
     def at(self, host: str = LOCAL, limit: str = NONE, allow: str = NONE) -> Served:
         """The server, at this address: its proxy is replaced where it has another. Each host has a port of its own, for

@@ -118,6 +118,11 @@ class FakeSite:
         release = release or self.release
         return service.start(self.paths, self.engine, release, self.checkpoint, options=address, **options)
 
+    def containers(self) -> list[Any]:
+        """Servers and proxies of its data directory."""
+        filters = {"label": f"{HOME_LABEL}={self.paths.home}"}
+        return list(self.engine.client.containers.list(all=True, filters=filters, ignore_removed=True))
+
     def faulty(self, fault: str) -> Release:
         return dataclasses.replace(self.release, env={"FAKE_VLLM": fault})
 
@@ -125,8 +130,9 @@ class FakeSite:
 @pytest.fixture
 def site(fake_engine: Engine, paths: Paths, release: Release, checkpoint: Path) -> Iterator[FakeSite]:
     """What a test serves is removed."""
-    yield FakeSite(paths, fake_engine, release, checkpoint, free_port())
-    for container in fake_engine.client.containers.list(all=True, filters={"label": f"{HOME_LABEL}={paths.home}"}):
+    made = FakeSite(paths, fake_engine, release, checkpoint, free_port())
+    yield made
+    for container in made.containers():
         container.kill() if container.status == "running" else None
     service.stop(paths, fake_engine, None)
 

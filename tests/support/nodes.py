@@ -6,9 +6,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 from docker.models.containers import Container
 from docker.types import IPAMConfig, IPAMPool
@@ -19,9 +20,9 @@ from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.serve import launch
 from sparkpin.serve.address import Limits
-from sparkpin.serve.launch import Health, LaunchOrder
+from sparkpin.serve.launch import LaunchOrder
 
-QUICK = Health(interval=1, failures=2)
+QUICK = {"INTERVAL": 1, "FAILURES": 2}  # of `launch`
 RESTARTS = f"print(open('{launch.FOLDER}/state/restarts').read(), end='')"
 
 
@@ -51,7 +52,7 @@ class Pair:
 
 @contextlib.contextmanager
 def pair(
-    engine: Engine, release: Release, checkpoint: Path, *, health: Health = QUICK, restarts: int = 5
+    engine: Engine, release: Release, checkpoint: Path, *, health: Mapping[str, float] = QUICK, restarts: int = 5
 ) -> Iterator[Pair]:
     made = list[Container]()
     name, subnet = f"sparkpin-test-pair-{secrets.token_hex(4)}", f"10.214.{secrets.randbelow(250)}"
@@ -67,14 +68,14 @@ def pair(
                 gpus=False,
                 labels={},
                 timeout=running.ready_timeout(checkpoint),
-                health=health,
                 limits=Limits(restarts=restarts),
                 node=running.Node(place, "none"),
             )
-            made.append(launch.create(engine, f"{name}-{rank}", wanted, volume=None))
+            with mock.patch.multiple(launch, **health):
+                made.append(launch.create(engine, f"{name}-{rank}", wanted, volume=None))
+                launch.keep_up(made[rank], wanted)  # before its start: it puts the files anew, which a start would miss
             engine.client.networks.get("none").disconnect(made[rank])
             network.connect(made[rank], ipv4_address=place.own)
-            launch.keep_up(made[rank], wanted)  # before its start: it puts the files anew, which a start would miss
             made[rank].start()
         yield Pair(made)
     finally:

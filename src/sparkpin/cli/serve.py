@@ -19,16 +19,17 @@ from sparkpin.releases.current import current_of
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import uses_gpu
-from sparkpin.serve import asking, cluster, keys, served, service
-from sparkpin.serve.address import UNCHANGED, Address, AddressOptions
-from sparkpin.serve.clients import CLIENTS, ServerFacts, facts_of, found_here
+from sparkpin.serve import clients, cluster, served, service
+from sparkpin.serve.address import UNCHANGED, Address, AddressOptions, key_of, key_path
+from sparkpin.serve.clients import ServerFacts, facts_of, found_here
 from sparkpin.serve.cluster import ClusterOptions
 from sparkpin.serve.status import service_of
+from sparkpin.serve.switching import Detached
 from sparkpin.serve.unit import show_unit
-from sparkpin.serve.waiting import Detached
 from sparkpin.smoke.replies import Fault
 from sparkpin.smoke.server import clear_leftovers
 
+KEY_VARIABLE = "SPARKPIN_API_KEY"  # of a client's environment, where nobody names one
 GUARD = "sparkpin_guard.Guard"  # --middleware of our stacks (mods/guard)
 
 
@@ -70,12 +71,12 @@ def serve(
     warn_unguarded(chosen)
     gpus, checkpoint = uses_gpu(paths, chosen), checkpoint_of(paths, chosen)
     try:
-        made = service.start(paths, engine, chosen, checkpoint, options=options, gpus=gpus, drain=drain, where=where)
+        now = service.start(paths, engine, chosen, checkpoint, options=options, gpus=gpus, drain=drain, where=where)
     except Detached as detached:
         show(f"detached: {detached}\nnext: invoke status, invoke logs --follow")
         return
-    context = context_of(paths, made, chosen)
-    show("\n".join(asking.how_to_ask(paths, made, context, scripted=chosen.demands.scripted)))
+    context = context_of(paths, now, chosen)
+    show("\n".join(clients.how_to_ask(paths, now, context, scripted=chosen.demands.scripted)))
 
 
 def warn_unguarded(release: Release) -> None:
@@ -109,7 +110,7 @@ def client(
     *,
     recipe: ServedRecipe = None,
     url: Annotated[str, "the server's URL for the client, such as http://spark.local:8000 (default: as here)"] = "",
-    key_env: Annotated[str, "environment variable that holds the API key at the client (default: none)", "NAME"] = "",
+    key_env: Annotated[str, "variable that holds the API key at the client (default: SPARKPIN_API_KEY)", "NAME"] = "",
 ) -> None:
     """Print a configuration for a tool, or list the tools.
 
@@ -120,7 +121,8 @@ def client(
     if key_env and not key_env.isidentifier():
         cause = f"--key-env: got {key_env!r}, expected the name of a variable of the environment"
         raise InputError(cause, next_step="--key-env SPARKPIN_API_KEY: the key itself belongs into no configuration")
-    chosen, facts = CLIENTS[tool], facts_of_server(paths, recipe, url=url, key=key_env)
+    chosen = clients.clients()[tool]
+    facts = facts_of_server(paths, recipe, url=url, key=key_env, in_file=bool(chosen.file))
     if chosen.too_long_for(facts):
         say(
             f"warning: a context of {facts.context:,} tokens is too short for {tool}: its own instructions and tools "
@@ -135,19 +137,30 @@ def client(
 def list_tools() -> None:
     """Those that are found on this machine first."""
     here = found_here()
-    rows = [(name, "here" * (name in here), one.file or "lines for a shell", one.use) for name, one in CLIENTS.items()]
+    rows = [
+        (name, "here" * (name in here), one.file or "lines for a shell", one.use)
+        for name, one in clients.clients().items()
+    ]
     table(("tool", "found", "file", "then"), sorted(rows, key=lambda row: not row[1]))
     say(f"next: invoke client {here[0] if here else 'TOOL'}")
 
 
-def facts_of_server(paths: Paths, recipe: str | None, *, url: str = "", key: str = "") -> ServerFacts:
-    """Of the running server of `recipe`, or of the only one. InputError where there is none."""
+def facts_of_server(
+    paths: Paths, recipe: str | None, *, url: str = "", key: str = "", in_file: bool = True
+) -> ServerFacts:
+    """Of the running server of `recipe`, or of the only one. InputError where there is none.
+
+    url, key: for another machine; in_file: for a file, which can name a variable alone, and no file of the key."""
     engine = engine_of(paths)
     found = served.describe(engine, service_of(paths, engine, recipe))
-    release, file = Releases(paths).get(found.release), keys.path_of(paths, found.recipe)
+    release, file, key_file = Releases(paths).get(found.release), key_path(paths, found.recipe), ""
     if found.key and not key:
-        where = f", as after: export SPARKPIN_API_KEY=$(cat {file})" if file.is_file() else ""
-        say(f"note: {found.recipe} requires an API key: --key-env SPARKPIN_API_KEY names the variable of it{where}")
+        if file.is_file() and not (url or in_file):
+            key_file = str(file)
+        else:
+            key = KEY_VARIABLE
+            where = f"export {key}=$(cat {file})" if file.is_file() else f"set {key} to the recipe's own"
+            say(f"note: {found.recipe} requires an API key: {where} (--key-env names another variable)")
     family = None
     with contextlib.suppress(SparkpinError), project_of(paths, release) as project:  # which may be nowhere any more
         recipe_of = manifests.load_recipe(project, release.recipe)
@@ -160,6 +173,8 @@ def facts_of_server(paths: Paths, recipe: str | None, *, url: str = "", key: str
         origin=release.tag,
         context=context_of(paths, found, release),
         key=key,
+        key_file=key_file,
+        cert=found.address.cert if not url and clients.signs_itself(found.address.cert) else "",
     )
 
 
@@ -167,7 +182,7 @@ def context_of(paths: Paths, found: served.Served, release: Release) -> int | No
     """Tokens, from the server's list of models, which knows what `--max-model-len auto` came to; None where it does
     not say."""
     with (
-        served.client_of(found, keys.key_of(paths, release, found.host)) as asked,
+        served.client_of(found, key_of(paths, release, found.address)) as asked,
         contextlib.suppress(Fault, ValueError, KeyError, TypeError),
     ):
         for entry in json.loads(asked.get("/v1/models").body)["data"]:

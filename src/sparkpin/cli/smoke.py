@@ -149,13 +149,13 @@ def joined(
         machines = tuple(found.values())
         clear_leftovers(paths, engine, [machine.engine for machine in machines[1:]])  # they have memory and ports
         checked = cluster.check(paths, machines, its, release, checkpoint, LOCAL, {})
-        kept = {"cluster": checked.cluster}
-        change(paths.home, release.recipe, lambda one: one if one.cluster else one.model_copy(update=kept))
+        machines_known = {"cluster": checked.cluster}
+        change(paths.home, release.recipe, lambda one: one if one.cluster else one.model_copy(update=machines_known))
         yield tuple(place_of(checked, rank, release, checkpoint) for rank in range(len(machines)))
 
 
 def place_of(checked: cluster.Checked, rank: int, release: Release, checkpoint: Path) -> Place:
-    machine, (node, env) = checked.machines[rank], linked.node_at(checked, rank)
-    if machine.where == cluster.HERE:
-        return Place(machine.engine, checkpoint, checked.rooms[rank].limit, node, env)
-    return Place(machine.engine, checked.folders[rank], checked.rooms[rank].limit, node, env, machine.where)
+    machine, (node, env), room = checked.machines[rank], linked.node_at(checked, rank), checked.rooms[rank]
+    is_here = machine.where == cluster.HERE
+    folder, where = (checkpoint, "") if is_here else (checked.folders[rank], machine.where)
+    return Place(machine.engine, folder, room.limit, node, env, where, room.compilers)

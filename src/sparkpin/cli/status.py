@@ -7,28 +7,19 @@ from typing import Annotated
 from sparkpin.cli.tasks import Json, ServedRecipe, task
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import engine_of
-from sparkpin.serve import asking
 from sparkpin.serve import logs as server_logs
 from sparkpin.serve import status as serving
 
 
 @task("serve")
 def status(
-    paths: Paths,
-    *,
-    json: Json = False,
-    env: Annotated[bool, "print OPENAI_BASE_URL and the key, for the eval of a shell"] = False,
-    recipe: ServedRecipe = None,
+    paths: Paths, *, json: Json = False, recipe: Annotated[str | None, "this recipe alone (default: all)"] = None
 ) -> None:
     """Print what is served, its health and load, and why it died.
 
     watch -n 2 invoke status
-    eval "$(invoke status --env)"
     """
-    if env:
-        asking.show_env(paths, engine_of(paths), recipe)
-    else:
-        serving.status(paths, engine_of(paths), as_json=json)
+    serving.status(paths, engine_of(paths), recipe, as_json=json)
 
 
 @task("serve")

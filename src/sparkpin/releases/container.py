@@ -5,6 +5,7 @@ Both run an image as user 10001 without capabilities, on a read-only root, with 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import stat
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkpin.core.errors import CheckpointError, EngineError, HostError, IntegrityError
+from sparkpin.core.errors import CheckpointError, EngineError, HostError, IntegrityError, SparkpinError
 from sparkpin.host.containers import APIError, Container, DeviceRequest, LogConfig, Ulimit
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.machine import HOST_RESERVE
@@ -32,17 +33,11 @@ HOME = compile_caches.HOME
 ENV = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HOME": HOME, **compile_caches.ENV}
 GIB = 1 << 30
 TMPFS_BYTES = 2 * GIB
-GPU_PROCESSES = 20 * GIB
-"""Of a server, at most: what memory/estimates.py has outside of vLLM's budget, as its own and as a loader's buffers (5,
-8 and 5 GiB), and some slack."""
-COMPILER = 8 * GIB
-"""What one takes that compiles FlashInfer's kernels for SM120 (flashinfer-ai/flashinfer#3634)."""
-BESIDE_COMPILERS = 16 * GIB  # for the system and the server: flashinfer-ai/flashinfer#3899
 LAST_LINES = 12
 PYTHON = ("python", "-IS")  # nothing of the image's packages: quick to start, and not theirs to change
 EXECUTE_SECONDS = 40
 """The longest step of several machines. NCCL does not say that a node is gone: the limit does, and its own 300 s are
-more than process 1 waits until it ends a server that hangs (`serve.launch.Health`)."""
+more than process 1 waits until it ends a server that hangs (`serve.launch.FAILURES`)."""
 RDMA = "/dev/infiniband"
 DROPPED = ("--host", "--port", "--api-key", "--disable-log-stats")
 """Of a release's command: it has a socket; and a busy server is known from one that hangs by its counters."""
@@ -218,7 +213,7 @@ def options(release: Release, checkpoint: Path | str, *, memory: int | None, gpu
 
     Args:
         checkpoint: its folder on the engine's machine.
-        memory: limit in bytes, swap included; None on machines whose GPU shares the memory.
+        memory: limit in bytes, swap included; None for none.
         cache: name of a volume for the user's home; a new one takes its owner from the image's own folder.
     """
     # What modkit compares between ranks.
@@ -230,23 +225,27 @@ def options(release: Release, checkpoint: Path | str, *, memory: int | None, gpu
         },
         "stop_signal": "SIGINT",
     }
-    if not gpus:
-        return settings
-    if memory is not None:
-        compilers = (memory - GPU_PROCESSES - TMPFS_BYTES) // COMPILER  # as `memory_limit` has counted them
-        settings["environment"].setdefault("MAX_JOBS", str(max(1, compilers)))
-    return settings | all_gpus()
+    return settings | all_gpus() if gpus else settings
 
 
 def server_settings(
-    engine: Engine, release: Release, checkpoint: Path | str, socket: str, node: Node | None, **limits: Any
+    engine: Engine,
+    release: Release,
+    checkpoint: Path | str,
+    socket: str,
+    node: Node | None,
+    compilers: int | None,
+    **limits: Any,
 ) -> dict[str, Any]:
     """Keyword arguments of the SDK's `containers.create` for a server: the same for `serve` and for what tests it.
 
-    socket: where it listens. limits: memory and gpus, as of `options`. It gets no key: who may ask is decided before it
-    (`serve.proxy`), and it has no network that others could come by. A node has one, for its peers.
+    socket: where it listens. compilers: how many a first start may run at a time, unless the release says so itself
+    (MAX_JOBS); None: as it comes. limits: memory and gpus, as of `options`. It gets no key: who may ask is decided
+    before it (`serve.proxy`), and it has no network that others could come by. A node has one, for its peers.
     """
     settings = apart(options(release, checkpoint, cache=cache_volume(engine, release), **limits))
+    if compilers is not None:
+        settings["environment"].setdefault("MAX_JOBS", str(compilers))
     settings["environment"].pop("VLLM_API_KEY", None)
     settings["environment"]["FORWARDED_ALLOW_IPS"] = "*"  # the proxy's word tells clients from health checks
     argv = set_flag(drop_flags(release.argv, *DROPPED), "--uds", socket)
@@ -262,27 +261,6 @@ def all_gpus() -> dict[str, Any]:
         "shm_size": 16 * GIB,
         "ulimits": [Ulimit(name="memlock", soft=-1, hard=-1)],
     }
-
-
-def memory_limit(engine: Engine, checkpoint: Path, containers: int = 1, *, gpus: bool = False) -> int:
-    """Bytes for a server, or for each of its containers: weights twice (read and repacked), cache and libraries.
-
-    gpus: a GPU that shares the memory takes its own past every container (of 69 GiB allowed, one filled a Spark:
-    AEON-7/vllm-ultimate-dgx-spark#9), so the limit is what is left for processes, and for the compilers of a first
-    start.
-    """
-    total, weights = int(engine.info["MemTotal"]), folder_size(checkpoint)
-    wanted = 2 * weights + 8 * GIB
-    if gpus:
-        compilers = compiler_jobs(total - weights, int(engine.info["NCPU"]))
-        wanted = GPU_PROCESSES + compilers * COMPILER + TMPFS_BYTES
-    return min(wanted, int(total * 0.9) // containers)
-
-
-def compiler_jobs(memory: int, cores: int) -> int:
-    """How many compilers may run at once (MAX_JOBS) at a first start, where the weights leave so many bytes of memory.
-    FlashInfer has ninja start one a core, and 20 of them took 91 GB (vllm-project/vllm#54237)."""
-    return max(1, min(cores, (memory - BESIDE_COMPILERS) // COMPILER))
 
 
 def ready_timeout(checkpoint: Path) -> float:
@@ -320,15 +298,26 @@ def last_lines(log: bytes, count: int = LAST_LINES) -> str:
 
 
 def exit_reason(container: Container) -> str | None:
-    """Why the container does not run any more; None while it runs."""
+    """As `how_ended`, asked now."""
     container.reload()
+    return how_ended(container)
+
+
+def how_ended(container: Container) -> str | None:
+    """Why a container does not run, as Docker described it last; None while it does, or Docker starts it again."""
     state = container.attrs["State"]
-    return None if state["Status"] in ("created", "running") else end_of(state)
-
-
-def end_of(state: Mapping[str, Any]) -> str:
-    """state: of a container that has ended, as Docker describes it."""
+    if state["Status"] in ("created", "running", "restarting", "paused"):
+        return None
+    if not state["ExitCode"]:
+        return "failed too often and stays down" if stays_down(container) else "was stopped"
     reason = f"exited with {state['ExitCode']}"
     if state.get("OOMKilled"):
         reason += ", killed for want of memory"
     return reason + (f" ({state['Error']})" if state.get("Error") else "")
+
+
+def stays_down(container: Container) -> bool:
+    """Whether process 1 has given up: its last line says so."""
+    with contextlib.suppress(SparkpinError), engine_errors():
+        return f"sparkpin: {inside.STAYS_DOWN}".encode() in bytes(container.logs(tail=1))
+    return False

@@ -393,10 +393,10 @@ def health() -> int:
     if (STATE / "down").exists():
         print(STAYS_DOWN)
         return 1
-    seen = json.loads((STATE / "watch").read_text())
-    is_late = time.monotonic() > seen["until"]
-    print("process 1 stands still" if is_late else seen["text"])
-    return 0 if seen["well"] and not is_late else 1
+    last = json.loads((STATE / "watch").read_text())
+    is_late = time.monotonic() > last["until"]
+    print("process 1 stands still" if is_late else last["text"])
+    return 0 if last["well"] and not is_late else 1
 
 
 def main(task: str, *argv: str) -> int:

@@ -1,10 +1,21 @@
-"""Where and how clients reach a server: what `serve` is told once, and keeps from one server to the next."""
+"""Where and how clients reach a server: what `serve` is given once, and keeps from one server to the next; the API key
+of one that other machines reach; and who has a port of this machine.
+
+The key is a file of the data directory that only its owner may read. It is not in a command line, a label or a
+container's settings, where `ps` and `docker inspect` would show it, nor in any file of a container: the proxy gets its
+SHA-256.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import re
+import secrets
+import socket
 import ssl
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -13,9 +24,16 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from sparkpin.core.errors import InputError
+from sparkpin.core.errors import BusyError, InputError
+from sparkpin.core.files import atomic_file
+from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.host.machine import output
 from sparkpin.pins.vllm_flags import flag_value
+from sparkpin.releases.container import HOME_LABEL
+from sparkpin.releases.record import Release
 
+KEY_BYTES = 32
 NONE = "none"  # instead of a value: no longer
 Count = Annotated[int, Field(gt=0)]
 Seconds = Annotated[int, Field(gt=0, le=86_400)]
@@ -88,22 +106,28 @@ class Address(BaseModel):
     allow: tuple[Annotated[str, AfterValidator(require_path)], ...] = ()
     limits: Limits = Limits()
 
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches it."""
+        return ip_address(self.host).is_loopback
+
+    @property
+    def reachable(self) -> Address:
+        """What to ask on this machine."""
+        return self.model_copy(update={"host": {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)})
+
+    @property
+    def url(self) -> str:
+        """Base of the OpenAI endpoint."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' if self.cert else ''}://{host}:{self.port}/v1"
+
     @classmethod
     def of_command(cls, argv: Sequence[str]) -> Address:
         """Where a server is at first: the port is the recipe's own. InputError for none."""
         port = flag_value(argv, "--port")
         with input_errors("the recipe: --", "correct port in the recipe"):
             return cls.model_validate({"port": port} if port else {})
-
-
-def endpoint(host: str, port: int, *, tls: bool) -> str:
-    """The OpenAI endpoint's base."""
-    return f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}/v1"
-
-
-def reachable(host: str) -> str:
-    """The address to ask on this machine, for one to listen on."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 @dataclass(frozen=True)
@@ -138,14 +162,10 @@ class AddressOptions:
                 "--tls-cert and --tls-key go together",
                 next_step=f"give both files; --tls-cert {NONE} goes back to plain HTTP",
             )
-        return {"cert": absolute(self.tls_cert), "tls_key": absolute(self.tls_key)}
+        return {"cert": str(Path(self.tls_cert).absolute()), "tls_key": str(Path(self.tls_key).absolute())}
 
 
 UNCHANGED = AddressOptions()
-
-
-def absolute(path: str) -> str:
-    return str(Path(path).absolute())
 
 
 def limits_of(text: str) -> dict[str, str]:
@@ -171,3 +191,72 @@ def read_tls(cert: str, key: str) -> bytes:
             next_step="openssl x509 -noout -subject -dates -in CERT; openssl pkey -noout -check -in KEY; "
             "docs/serving.md has the line that makes both",
         ) from None
+
+
+def key_path(paths: Paths, recipe: str) -> Path:
+    return paths.home / "keys" / recipe
+
+
+def key_of(paths: Paths, release: Release, address: Address) -> str | None:
+    """The recipe's own key, if it brings one, else that of the data directory, made where there is none yet; None for a
+    server that only this machine reaches."""
+    given = flag_value(release.argv, "--api-key") or release.env.get("VLLM_API_KEY")
+    if given or address.is_local:
+        return given
+    path = key_path(paths, release.recipe)
+    if not path.exists():
+        path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+        with atomic_file(path, mode=0o600) as file:
+            file.write(f"{secrets.token_urlsafe(KEY_BYTES)}\n".encode())
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise InputError(
+            f"{path}: mode {mode:o} lets others read the API key, expected 600", next_step=f"chmod 600 {path}"
+        )
+    key = path.read_text(encoding="utf-8").strip()
+    if len(key) < 16 or not key.isascii() or not key.isprintable() or " " in key:
+        raise InputError(
+            f"{path}: expected a key of at least 16 letters and digits", next_step=f"rm {path}; `serve` makes one"
+        )
+    return key
+
+
+def key_mark(key: str | None) -> str:
+    """Tells whether a server runs with this key; "" for none."""
+    return hashlib.sha256(key.encode()).hexdigest()[:12] if key else ""
+
+
+def require_free(engine: Engine, host: str, port: int) -> None:
+    """Raise BusyError when something listens at the address."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise InputError(
+                    f"cannot listen on {host}:{port}: {error.strerror}",
+                    next_step="an address of this machine, --host 127.0.0.1 or 0.0.0.0, or another port",
+                ) from None
+            holder, home = port_holder(engine, port)
+            whose = f", a server of the home {home}" if home else ""
+            raise BusyError(
+                f"port {port} on {host} is taken{f' by {holder}{whose}' if holder else ''}",
+                next_step=f"stop that{f' (SPARKPIN_HOME={home} invoke stop)' if home else ''}, or choose another port: "
+                f"the same command with --port {port + 1 if port < 65535 else port - 1}",
+            ) from None
+
+
+def port_holder(engine: Engine, port: int) -> tuple[str, str]:
+    """The container or process that listens on a port of this machine, "" where neither can be seen; and SPARKPIN_HOME
+    of the release that it serves, "" for what is no server of ours."""
+    with engine_errors():
+        for container in engine.client.containers.list(filters={"publish": str(port)}, ignore_removed=True):
+            return f"the container {container.name}", container.labels.get(HOME_LABEL, "")
+    found = re.search(r'users:\(\("(.*?)",pid=(\d+)', listeners(port))  # other people's are shown to root alone
+    return (f"{found[1]} (process {found[2]})" if found else ""), ""
+
+
+def listeners(port: int) -> str:
+    """A line of ss(8) for each TCP socket that listens on a port, with its process; "" where none does."""
+    return output(["ss", "-Hltnp", f"sport = :{port}"]) or ""

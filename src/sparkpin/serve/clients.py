@@ -1,23 +1,29 @@
-"""What a client has to know of a server, from its command line and what is known of the model; and the tools that
-`invoke client` writes for, from clients.yaml."""
+"""How a server is asked: a line to try, variables for a shell, and the tools that `invoke client` writes for, from
+clients.yaml; and what a client has to know, from the server's command line and what is known of the model."""
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
 import shutil
+import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from sparkpin.core.errors import InputError
+from sparkpin.core.paths import Paths
 from sparkpin.pins.reading import read_yaml
 from sparkpin.pins.schema import Family
 from sparkpin.pins.vllm_flags import AUTO, Flags, served_name
+from sparkpin.serve.address import key_path
+from sparkpin.serve.served import Served
 
 SHARE = 4  # of the context that an answer may take at most: vLLM refuses a request whose prompt then no longer fits
 OUTPUT = 16384  # tokens, where nothing is known of the model
+NEXT = ("invoke status", "invoke logs", "invoke stop")
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,8 @@ class ServerFacts:
     """url: base of the OpenAI endpoint, without a slash at its end; model: its name in requests.
 
     context, output: tokens; input: kinds of a message's parts. key: variable of the environment that holds the API
-    key, "" for a server that asks for none. label: what a person calls it.
+    key, or, for lines of a shell of this machine, key_file: the file that has it; "" for a server that asks for none.
+    label: what a person calls it; cert: file of its certificate, where clients have to be told to trust it.
     """
 
     url: str
@@ -37,6 +44,8 @@ class ServerFacts:
     tools: bool
     reasoning: bool
     key: str = ""
+    key_file: str = ""
+    cert: str = ""
 
     @property
     def images(self) -> bool:
@@ -51,11 +60,12 @@ def facts_of(
     label: str,
     origin: str,
     context: int | None = None,
-    key: str = "",
+    **more: str,
 ) -> ServerFacts:
     """Of a `vllm serve` command line.
 
     context: what a running server says, which goes before all else. origin: whose command line it is, for errors.
+    more: further fields of ServerFacts.
 
     Raises:
         InputError: nobody knows how long a request may be.
@@ -79,7 +89,7 @@ def facts_of(
         input=inputs_of(flags, family),
         tools=tools,
         reasoning=flags.text("--reasoning-parser") is not None,
-        key=key,
+        **more,
     )
 
 
@@ -122,8 +132,10 @@ class Client:
                 return value
             return json.dumps(value, ensure_ascii=False) if self.file else shlex.quote(str(value))
 
-        # The libraries want a key even where the server does not.
+        # The libraries require a key even where the server does not.
         secret = Markup(f'"${facts.key}"') if facts.key else "not-needed"
+        if facts.key_file:
+            secret = Markup(f'"$(cat {shlex.quote(facts.key_file)})"')
         values = asdict(facts) | {"images": facts.images, "host": facts.url.removesuffix("/v1"), "secret": secret}
         jinja = Environment(undefined=StrictUndefined, trim_blocks=True, finalize=quoted)
         return jinja.from_string(self.template).render(values).strip()
@@ -135,8 +147,40 @@ class Client:
 
 def found_here() -> list[str]:
     """Names of the tools on this machine's PATH."""
-    return [name for name, client in CLIENTS.items() if client.program and shutil.which(client.program)]
+    return [name for name, client in clients().items() if client.program and shutil.which(client.program)]
 
 
-DATA = read_yaml(Path(__file__).with_name("clients.yaml"))
-CLIENTS = {name: Client(**values) for name, values in DATA.items()}
+@functools.cache
+def clients() -> dict[str, Client]:
+    data = read_yaml(Path(__file__).with_name("clients.yaml"))
+    return {name: Client(**values) for name, values in data.items()}
+
+
+def how_to_ask(paths: Paths, served: Served, context: int | None = None, *, scripted: bool = False) -> list[str]:
+    """Lines for a server that answers. context: tokens; scripted: its answers are a script."""
+    found = [f"{served.release} answers at {served.url}" + (f", {context} tokens of context" if context else "")]
+    if scripted:
+        found.append(f"the model {served.model} is scripted: its answers are a script, and show the path alone")
+    if served.key:
+        found.append(f"other machines reach it; the key that it requires is in {key_path(paths, served.recipe)}")
+    tools = [f"invoke client {name}" for name in found_here()]
+    return [*found, f"try it: {curl_line(paths, served)}", f"next: {', '.join([*tools, *NEXT])}"]
+
+
+def curl_line(paths: Paths, served: Served) -> str:
+    """For a shell of this machine. The key comes by a pipe: `ps` shows curl's arguments to every user."""
+    body = json.dumps({"model": served.model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 60})
+    words = ["curl", "-H 'Content-Type: application/json'", "-d", shlex.quote(body)]  # --json: not in Ubuntu 22.04
+    if signs_itself(served.address.cert):
+        words += ["--cacert", shlex.quote(served.address.cert)]
+    line = " ".join([*words, f"{served.url}/chat/completions"])
+    if not served.key:
+        return line
+    file = shlex.quote(str(key_path(paths, served.recipe)))
+    return f"""printf 'Authorization: Bearer %s' "$(cat {file})" | {line} -H @-"""
+
+
+def signs_itself(cert: str) -> bool:
+    """Whether clients have to be told to trust it. cert: "" for none."""
+    asked = ["openssl", "verify", "-CAfile", cert, cert]
+    return bool(cert) and subprocess.run(asked, capture_output=True).returncode == 0

@@ -27,8 +27,8 @@ from sparkpin.releases.current import GoneError
 from sparkpin.releases.record import Release
 from sparkpin.serve import inside_link
 from sparkpin.serve import link as links
+from sparkpin.serve.address import listeners
 from sparkpin.serve.link import HostFacts, Interface
-from sparkpin.serve.ports import listeners
 
 if TYPE_CHECKING:
     from sparkpin.serve.memory_limit import Room

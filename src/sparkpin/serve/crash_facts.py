@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 import time
@@ -12,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from sparkpin.core.errors import DiskError, SparkpinError
+from sparkpin.core.errors import DiskError
 from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, size
@@ -21,7 +20,6 @@ from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import engine_errors
 from sparkpin.host.machine import Gpu, read_gpus
 from sparkpin.releases import container as running
-from sparkpin.releases.inside import STAYS_DOWN
 from sparkpin.releases.postmortem import ENDED, Death, report, until_death
 
 REPORT, LOG = "post-mortem.txt", "server.log"
@@ -38,23 +36,6 @@ KERNEL_LINES = 3
 def folder_of(paths: Paths, recipe: str, release: str) -> Path:
     """Where a home keeps what its servers leave. release: the name, without the recipe."""
     return paths.home / "serve" / recipe / release
-
-
-def how_ended(container: Container) -> str | None:
-    """Why a container does not run; None while it does, or while Docker starts it again."""
-    state = container.attrs["State"]
-    if state["Status"] in ("created", "running", "restarting", "paused"):
-        return None
-    if state["ExitCode"]:
-        return running.end_of(state)
-    return "failed too often and stays down" if stays_down(container) else "was stopped"
-
-
-def stays_down(container: Container) -> bool:
-    """Whether process 1 has given up: its last line says so."""
-    with contextlib.suppress(SparkpinError), engine_errors():
-        return f"sparkpin: {STAYS_DOWN}".encode() in bytes(container.logs(tail=1))
-    return False
 
 
 def last_check(state: dict[str, Any]) -> str:
@@ -121,7 +102,7 @@ def gpu_line(gpu: Gpu) -> str:
     return f"GPU now: {gpu.name}, driver {gpu.driver}{busy}{slowed}"
 
 
-def keep(folder: Path, death: Death) -> Path:
+def write(folder: Path, death: Death) -> Path:
     """Write report and log, since the container may go. Where the report lies."""
     with atomic_file(folder / LOG, mode=0o600) as file:
         file.write(death.log[-LOG_BYTES:])
@@ -133,7 +114,7 @@ def keep(folder: Path, death: Death) -> Path:
 def keep_evidence(container: Container, folder: Path, recipe: str, tag: str, *, here: bool = True) -> None:
     """Keep what a server that died in service has left, before its container goes. Nothing to do where it never died,
     or where its report is there: of its last death, or of a start that failed. here: as of `examine`."""
-    state, how, path = container.attrs["State"], how_ended(container), folder / REPORT
+    state, how, path = container.attrs["State"], running.how_ended(container), folder / REPORT
     if not (how or container.attrs.get("RestartCount")):
         return
     if path.is_file() and path.stat().st_mtime >= moment(state.get("FinishedAt", "")):
@@ -143,6 +124,6 @@ def keep_evidence(container: Container, folder: Path, recipe: str, tag: str, *, 
         return
     death = replace(death, log=until_death(death.log))
     try:
-        say(f"{tag} died in service: {keep(folder, death)} has the reason, as far as it is known")
+        say(f"{tag} died in service: {write(folder, death)} has the reason, as far as it is known")
     except DiskError as error:  # a full disk must not keep anybody from stopping a server
         say(f"warning: the post-mortem of {tag} is lost: {error.message}")

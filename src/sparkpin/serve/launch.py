@@ -23,26 +23,19 @@ SERVER, SOCKET = f"{SOCKETS}/server", "s"  # the folder there that is the server
 PROGRAM = f"{FOLDER}/inside.py"
 SOCKET_PATH = f"{SERVER}/{SOCKET}"
 SECOND = 10**9  # Docker counts in nanoseconds
+INTERVAL = 10.0  # seconds between two tokens that process 1 asks for; each may take `inside.PATIENCE`
+FAILURES = 10
+"""In a row, until the server is ended, for Docker to start it again (see `Limits`): after more than three minutes.
+Docker asks process 1 as often what came of the last one."""
 CHECK_SECONDS = 15  # for one health check, on a busy machine
 
 
 @dataclass(frozen=True)
-class Health:
-    """How a server is watched: a token each `interval` seconds, which may take `inside.PATIENCE`.
-
-    After `failures` in a row the server is ended, for Docker to start it again (see `Limits`): as it comes, after more
-    than three minutes. Docker asks process 1 as often what came of the last one.
-    """
-
-    interval: float = 10
-    failures: int = 10
-
-
-@dataclass(frozen=True)
 class LaunchOrder:
-    """What is to be served, and how. checkpoint: its folder; memory: limit in bytes, swap
-    included; labels: whose it is; timeout: seconds that its start may take; node: which one of several machines, None
-    where it is one; where: that machine's URL, or "here"; needed: bytes that it gives back there when it stops."""
+    """What is to be served, and how. checkpoint: its folder; memory: limit in bytes, swap included; labels: whose it
+    is; timeout: seconds that its start may take; node: which one of several machines, None where it is one; where: that
+    machine's URL, or "here"; needed: bytes that it gives back there when it stops; compilers: at a time, at a first
+    start."""
 
     release: Release
     checkpoint: Path
@@ -50,11 +43,11 @@ class LaunchOrder:
     gpus: bool
     labels: Mapping[str, str]
     timeout: float
-    health: Health = Health()
     limits: Limits = field(default_factory=Limits)
     node: Node | None = None
     where: str = HERE
     needed: int = 0
+    compilers: int | None = None
 
 
 def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None) -> Container:
@@ -66,8 +59,9 @@ def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None
     release, node = wanted.release, wanted.node
     if node is None:
         running.require_one_node(release)
+    limits = {"memory": wanted.memory, "gpus": wanted.gpus}
     settings = running.server_settings(
-        engine, release, wanted.checkpoint, SOCKET_PATH, node, memory=wanted.memory, gpus=wanted.gpus
+        engine, release, wanted.checkpoint, SOCKET_PATH, node, wanted.compilers, **limits
     )
     container = engine.client.containers.create(
         release.tag,
@@ -93,10 +87,9 @@ def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None
 
 
 def healthcheck(wanted: LaunchOrder) -> Healthcheck:
-    health = wanted.health
     return Healthcheck(
         test=["CMD", *PYTHON, PROGRAM, "health"],
-        interval=int(health.interval * SECOND),
+        interval=int(INTERVAL * SECOND),
         timeout=CHECK_SECONDS * SECOND,
         start_period=int(wanted.timeout * SECOND),
         retries=2,  # one may fail because the machine is slow
@@ -108,8 +101,8 @@ def parts(wanted: LaunchOrder) -> dict[str, bytes]:
     settings = {
         "model": served_name(wanted.release.argv),
         "socket": SOCKET_PATH,
-        "interval": wanted.health.interval,
-        "failures": wanted.health.failures,
+        "interval": INTERVAL,
+        "failures": FAILURES,
         "start": wanted.timeout,
         "restarts": wanted.limits.restarts,
         "floor": running.floor_of(wanted.gpus),

@@ -49,10 +49,6 @@ class HostFacts:
     def within(self, network: IPv4Network) -> list[Interface]:
         return [face for face in self.usable if face.place.network == network]
 
-    def is_routed(self, network: IPv4Network) -> bool:
-        """Whether a default route leads through an interface that is in this network."""
-        return any(face.name in self.default_routes for face in self.within(network))
-
 
 def listed(faces: Iterable[Interface]) -> str:
     return ", ".join(f"{face.address} ({face.name}, {face.place.network})" for face in faces) or "none"
@@ -114,9 +110,9 @@ def require_same_gpus(hosts: Sequence[HostFacts]) -> None:
     """HostError where GPUs or their drivers differ: sums of two kinds would be in two precisions."""
     kinds = {(host.driver, host.gpus) for host in hosts}
     if len(kinds) > 1:
-        seen = "; ".join(f"{host.where}: {', '.join(host.gpus)}, driver {host.driver or 'none'}" for host in hosts)
+        shown = "; ".join(f"{host.where}: {', '.join(host.gpus)}, driver {host.driver or 'none'}" for host in hosts)
         raise HostError(
-            f"GPU or NVIDIA driver differs: {seen}",
+            f"GPU or NVIDIA driver differs: {shown}",
             next_step="use machines of one kind, with the same driver on each (docs/nodes.md, Limits)",
         )
 
@@ -124,7 +120,8 @@ def require_same_gpus(hosts: Sequence[HostFacts]) -> None:
 def require_own(hosts: Sequence[HostFacts], link: IPv4Network, api: str, *, shared: bool) -> None:
     """HostError for a link that others may be on; a warning if it is to be taken all the same (`shared`). api: the
     address of the proxy."""
-    found = [f"{host.where}: a default route leads through {link}" for host in hosts if host.is_routed(link)]
+    routed = [host for host in hosts if any(face.name in host.default_routes for face in host.within(link))]
+    found = [f"{host.where}: a default route leads through {link}" for host in routed]
     listens = ip_address(api)
     if listens in link or listens.is_unspecified:
         found.append(f"here: clients are served at {api}, which is also on the link")

@@ -15,13 +15,13 @@ from sparkpin.host.containers import Container
 from sparkpin.host.engine import engine_errors
 from sparkpin.host.ssh import owner
 from sparkpin.pins.nodes import NodeRank, nodes_of
+from sparkpin.releases import container as running
 from sparkpin.releases.container import HOME_LABEL, Node
-from sparkpin.releases.postmortem import report
 from sparkpin.releases.record import Release
 from sparkpin.serve import cluster, crash_facts, launch
 from sparkpin.serve.cluster import HERE, Checked, Machine, reached
 from sparkpin.serve.launch import LaunchOrder
-from sparkpin.serve.served import COMMAND_LABEL, LABEL, RELEASE_LABEL, Service, base_name, find, is_running, try_read
+from sparkpin.serve.served import LABEL, RELEASE_LABEL, Service, base_name, find, is_running, try_read
 
 STOP_SECONDS = 30
 
@@ -64,7 +64,7 @@ def create(home: str, machines: Mapping[str, Machine], orders: Sequence[LaunchOr
     if away := [order.where for order in orders if order.where not in machines]:
         cause = f"{away[0]} is away, and a part of {orders[0].release.tag} runs there"
         raise HostError(cause, next_step=f"once it answers: invoke serve {orders[0].release.tag}")
-    made = list[Part]()
+    parts = list[Part]()
     with contextlib.ExitStack() as undo:
         for order in orders:
             machine = machines[order.where]
@@ -74,9 +74,9 @@ def create(home: str, machines: Mapping[str, Machine], orders: Sequence[LaunchOr
             with machine.errors():
                 container = launch.create(machine.engine, name, order, volume=shared)
             undo.callback(launch.remove, container)
-            made.append(Part(machine, container))
+            parts.append(Part(machine, container))
         undo.pop_all()
-    return made
+    return parts
 
 
 def start(parts: Sequence[Part]) -> None:
@@ -141,7 +141,8 @@ def orders_of(wanted: LaunchOrder, checked: Checked | None) -> tuple[LaunchOrder
             release=replace(wanted.release, env={**wanted.release.env, **env}),
             checkpoint=Path(checked.folders[rank]),
             memory=room.limit,
-            needed=room.plan.needed if room.plan else room.limit,
+            needed=room.needed,
+            compilers=room.compilers,
             labels=labels,
             node=node,
             where=machine.where,
@@ -171,28 +172,14 @@ def keep_up(parts: Sequence[Part], orders: Sequence[LaunchOrder]) -> None:
 
 def runs_everywhere(parts: Sequence[Part], machines: int) -> bool:
     """Whether a server runs on each of so many machines."""
-    run = (is_running(part.container) and not crash_facts.stays_down(part.container) for part in parts)
+    run = (is_running(part.container) and not running.stays_down(part.container) for part in parts)
     return all(run) and len(parts) == machines
 
 
 def is_of(parts: Sequence[Part], service: Service) -> bool:
     """Whether these are the containers that the record orders."""
-    marks = [order.labels.get(COMMAND_LABEL) for order in service.orders[:1]]
-    return not marks or all(part.container.labels.get(COMMAND_LABEL) in marks for part in parts)
-
-
-def deaths(parts: Sequence[Part], release: Release, folder: Path) -> list[str]:
-    """A report for each other machine that answers; it is kept beside rank 0's, with the log."""
-    found = []
-    for part in parts:
-        if not part.is_here:
-            with contextlib.suppress(SparkpinError), part.machine.errors():
-                part.container.reload()
-                tag, how = f"{part.machine.where}: {release.tag}", crash_facts.how_ended(part.container) or "still ran"
-                death = crash_facts.examine(part.container, release.recipe, tag, how, here=False)
-                crash_facts.keep(part.folder(folder), death)
-                found += ["", *report(death)]
-    return found
+    tags = [order.release.tag for order in service.orders[:1]]
+    return not tags or all(part.container.labels.get(RELEASE_LABEL) in tags for part in parts)
 
 
 def require_there(paths: Paths, release: Release) -> None:
@@ -216,12 +203,10 @@ def states(home: str, recipe: str) -> dict[str, str]:
         found = {url: f"away: {error.message}" for url, error in away.items()}
         for machine in machines:
             try:
-                parts = find_parts(home, recipe, [machine])
-                found[machine.where] = state_of(parts[0].container) if parts else "gone"
+                found[machine.where] = "gone"
+                for part in find_parts(home, recipe, [machine]):
+                    is_down = is_running(part.container) and running.stays_down(part.container)
+                    found[machine.where] = "down" if is_down else str(part.container.status)
             except SparkpinError as error:  # it answered at first, and not any more
                 found[machine.where] = f"away: {error.message}"
     return {url: found[url] for url in urls}
-
-
-def state_of(container: Container) -> str:
-    return "down" if is_running(container) and crash_facts.stays_down(container) else str(container.status)

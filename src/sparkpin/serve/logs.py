@@ -19,11 +19,12 @@ from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.releases import container as running
 from sparkpin.releases.postmortem import WATCH
 from sparkpin.serve import cluster, crash_facts, linked
 from sparkpin.serve.cluster import HERE, Machine
-from sparkpin.serve.served import LABEL, is_running, read
-from sparkpin.serve.status import service_of, services_of_home
+from sparkpin.serve.served import LABEL, is_running, read, services
+from sparkpin.serve.status import service_of
 
 GONE_SECONDS = 60.0  # until a server that was stopped counts as stopped for good: a switch starts the next one by then
 LOOK_SECONDS = 0.5
@@ -33,7 +34,7 @@ GONE_LOOKS = 10  # that find no container: in a switch there is none for a momen
 def logs(paths: Paths, engine: Engine, recipe: str | None, *, lines: int, follow: bool) -> None:
     """The server's own words, of several machines with the name of each before its lines; where its container went with
     a start that failed, those that were kept. lines: how many of the last ones."""
-    runs = any(recipe in (None, one.labels[LABEL]) for one in services_of_home(paths, engine))
+    runs = any(recipe in (None, one.labels[LABEL]) for one in services(engine, paths.home))
     if not runs and (file := newest_log(paths, recipe)):
         terminal.say(f"nothing runs; of the last server that failed: {file}")
         write(last(without_watch(io.BytesIO(file.read_bytes())), lines))
@@ -124,8 +125,8 @@ def successor(find: Callable[[], Container | None]) -> tuple[Container | None, s
                 continue
             if is_running(now):
                 return now, ""
-            why = crash_facts.how_ended(now) or f"the server is {now.status}"
-            if crash_facts.stays_down(now):
+            why = running.how_ended(now) or f"the server is {now.status}"
+            if running.stays_down(now):
                 break
     return None, why
 

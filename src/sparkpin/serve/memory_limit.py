@@ -25,37 +25,58 @@ from sparkpin.smoke.server import Place
 
 SLACK = 2 * GIB
 """On top of the plan: what compiles, tokenizes and parses, which no plan counts."""
+GPU_PROCESSES = 20 * GIB
+"""Of a server, at most: what memory/estimates.py has outside of vLLM's budget, as its own and as a loader's buffers (5,
+8 and 5 GiB), and some slack."""
+COMPILER = 8 * GIB
+"""What one takes that compiles FlashInfer's kernels for SM120 (flashinfer-ai/flashinfer#3634)."""
+BESIDE_COMPILERS = 16 * GIB  # for the system and the server: flashinfer-ai/flashinfer#3899
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 
 @dataclass(frozen=True)
 class Room:
     """On one machine. limit: bytes that the server's container may take; plan: None where none could be made; why: then
-    the reason."""
+    the reason; compilers: at a time, at a first start; None without a GPU."""
 
     limit: int
     plan: MemoryPlan | None
     why: str = ""
+    compilers: int | None = None
+
+    @property
+    def needed(self) -> int:
+        """Bytes that the server takes."""
+        return self.plan.needed if self.plan else self.limit
 
 
 def room_for(paths: Paths, engine: Engine, release: Release, checkpoint: Path, free: int | None = None) -> Room:
     """free: bytes, of the engine's machine where that is another; None: of this one.
 
     On a CPU the limit is what the plan needs, the checkpoint once more (it is read and repacked, and its page cache
-    counts), /tmp and some slack; with a GPU what `memory_limit` of a container gives. It is never all of the machine.
+    counts), /tmp and some slack; without a plan twice the checkpoint and 8 GiB.
+
+    A GPU that shares the memory takes its own past every container (of 69 GiB allowed, one filled a Spark:
+    AEON-7/vllm-ultimate-dgx-spark#9), so there the limit is what is left for processes, and for the compilers of a
+    first start. It is never all of the machine.
     """
-    total = int(engine.info["MemTotal"])
+    total, weights = int(engine.info["MemTotal"]), running.folder_size(checkpoint)
     most = max(total - HOST_RESERVE, total // 2)
     machine = Machine(total, available() if free is None else free, "this machine", "measured")
+    plan, why, compilers = None, "", None
     try:
         plan = plan_of(paths, release, machine)
+        why = plan.unknown
     except SparkpinError as error:
-        limit = running.memory_limit(engine, checkpoint, gpus=uses_gpu(paths, release))
-        return Room(min(limit, most), None, str(error.message))
-    limit = plan.needed + running.folder_size(checkpoint) + TMPFS_BYTES + SLACK
-    if plan.settings.platform == "cuda":
-        limit = running.memory_limit(engine, checkpoint, gpus=True)
-    return Room(min(limit, most), plan, plan.unknown)
+        why = str(error.message)
+    if plan.settings.platform == "cuda" if plan else uses_gpu(paths, release):
+        # FlashInfer has ninja start one a core, and 20 of them took 91 GB (vllm-project/vllm#54237).
+        left = min(total - weights - BESIDE_COMPILERS, most - GPU_PROCESSES - TMPFS_BYTES)
+        compilers = max(1, min(int(engine.info["NCPU"]), left // COMPILER))
+        wanted = GPU_PROCESSES + compilers * COMPILER
+    else:
+        wanted = plan.needed + weights + SLACK if plan else 2 * weights + 6 * GIB
+    return Room(min(wanted + TMPFS_BYTES, most), plan, why, compilers)
 
 
 def plan_of(paths: Paths, release: Release, machine: Machine | None = None) -> MemoryPlan:
@@ -88,7 +109,7 @@ def place_for(paths: Paths, engine: Engine, release: Release, checkpoint: Path, 
     room: next to another one vLLM would not start, and the release would be at fault."""
     room = room_for(paths, engine, release, checkpoint)
     make_room(room, release, gpus=gpus)
-    return Place(engine, checkpoint, room.limit)
+    return Place(engine, checkpoint, room.limit, compilers=room.compilers)
 
 
 def require_room(room: Room, release: Release, free: int | None = None, freed: int = 0, where: str = "") -> None:

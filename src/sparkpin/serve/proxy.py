@@ -74,9 +74,9 @@ class ProxyOrder:
     def config(self, folder: str, server: str, bind: str) -> str:
         from jinja2 import Environment, StrictUndefined  # slow to import
 
-        made = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+        jinja = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
         host = self.address.host
-        return made.from_string(Path(__file__).with_name("proxy.cfg.j2").read_text()).render(
+        return jinja.from_string(Path(__file__).with_name("proxy.cfg.j2").read_text()).render(
             folder=folder,
             server=server,
             bind=bind,
@@ -166,13 +166,13 @@ def create(engine: Engine, order: ProxyOrder) -> Container:
     labels = {HOME_LABEL: order.home, LABEL: order.recipe, PROXY_LABEL: order.mark}
     with engine_errors():
         running.network(engine)
-        made = engine.client.containers.create(order.image, name=order.name + PROXY, labels=labels, **order.settings)
+        proxy = engine.client.containers.create(order.image, name=order.name + PROXY, labels=labels, **order.settings)
     try:
-        running.put(made, FOLDER, order.files, secret={CONFIG, PEM}, owned=(STATE,))
+        running.put(proxy, FOLDER, order.files, secret={CONFIG, PEM}, owned=(STATE,))
     except BaseException:
-        launch.remove(made)
+        launch.remove(proxy)
         raise
-    return made
+    return proxy
 
 
 @contextlib.contextmanager

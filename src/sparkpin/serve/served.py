@@ -6,9 +6,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
@@ -19,7 +19,7 @@ from sparkpin.core.terminal import say
 from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.releases.container import HOME_LABEL
-from sparkpin.serve.address import Address, endpoint, input_errors, reachable
+from sparkpin.serve.address import Address, input_errors
 from sparkpin.serve.cluster import HERE, Cluster
 from sparkpin.serve.launch import LaunchOrder
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 LABEL = "sparkpin.serve"  # its value is the recipe
 RELEASE_LABEL = "sparkpin.release"
-COMMAND_LABEL = "sparkpin.command"  # its value is `service.command_mark`
 PREFIX = "sparkpin-"
 PROXY = "-proxy"
 PROXY_LABEL = "sparkpin.proxy"  # of the proxy alone; its value is `ProxyOrder.mark`
@@ -40,7 +39,7 @@ STATUS_SECONDS = 5.0
 class Service(BaseModel):
     """What `serve` was told of a recipe. It is written before anything starts, and read by all who come later.
 
-    address: None where it was never served; key: `keys.mark` of its key, "" for none; cluster: its machines, None for
+    address: None where it was never served; key: `key_mark` of its key, "" for none; cluster: its machines, None for
     this one alone; orders: of its containers, the one of this machine first, none once it is stopped; former: what is
     started again if this does not answer, None once it has.
     """
@@ -115,37 +114,48 @@ def recorded(home: Path, recipe: str | None = None) -> dict[str, Service]:
 
 @dataclass(frozen=True)
 class Served:
-    """A service. home: SPARKPIN_HOME of its release; state: Docker's word for the container; ready: whether it answers;
-    health: what Docker's health check says ("healthy", "unhealthy", "starting", "" where it has none); restarts: how
-    often Docker has started it again; started: when it was, the last time, as Docker writes it; key: tells its API key
-    from another, "" where it wants none; cert: the file of its TLS certificate, "" for plain HTTP.
-
-    proxy: Docker's word for the proxy, "" where there is none; allow, limits: what is not as it comes.
-
-    url: the OpenAI endpoint's base, for this machine.
-    """
+    """A service. home: data directory of its release; key: tells its API key from another, "" where it wants none;
+    server, proxy: containers as Docker described them last; ready: whether it answers."""
 
     home: str
     recipe: str
     release: str
-    container: str
-    host: str
-    port: int
     model: str
-    state: str
-    ready: bool
-    health: str = ""
-    restarts: int = 0
-    started: str = ""
-    key: str = ""
-    cert: str = ""
-    proxy: str = ""
-    allow: tuple[str, ...] = ()
-    limits: dict[str, int] = field(default_factory=dict)
+    address: Address
+    key: str
+    server: Container
+    proxy: Container | None
+    ready: bool = False
+
+    @property
+    def container(self) -> str:
+        """The server's name."""
+        return str(self.server.name)
 
     @property
     def url(self) -> str:
-        return endpoint(reachable(self.host), self.port, tls=bool(self.cert))
+        """The OpenAI endpoint's base, for this machine."""
+        return self.address.reachable.url
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Of the server, in Docker's words."""
+        return dict(self.server.attrs["State"])
+
+    @property
+    def started(self) -> str:
+        """When the server was, the last time, as Docker writes it."""
+        return str(self.state.get("StartedAt", ""))
+
+    @property
+    def health(self) -> str:
+        """What Docker's health check says: "healthy", "unhealthy" or "starting", "" where it has none."""
+        return str((self.state.get("Health") or {}).get("Status", ""))
+
+    @property
+    def restarts(self) -> int:
+        """How often Docker has started it again."""
+        return int(self.server.attrs.get("RestartCount", 0))
 
 
 def name_of(paths: Paths, recipe: str) -> str:
@@ -159,26 +169,18 @@ def base_name(home: str, recipe: str) -> str:
 
 def status(engine: Engine) -> tuple[Served, ...]:
     """All services, of all homes, by recipe, whether they run or not."""
+    # One that Docker is removing has no log any more.
+    there = (container for container in services(engine) if container.status not in ("removing", "dead"))
+    found = (describe(engine, container) for container in there)
+    return tuple(sorted(found, key=lambda served: (served.recipe, served.home)))
+
+
+def services(engine: Engine, home: Path | None = None) -> list[Container]:
+    """Those of servers, without their proxies: of one data directory, or of all."""
+    label = f"{HOME_LABEL}={home}" if home else HOME_LABEL
     with engine_errors():
-        # One that Docker is removing has no log any more.
-        there = (container for container in services(engine) if container.status not in ("removing", "dead"))
-        found = (describe(engine, container) for container in there)
-        return tuple(sorted(found, key=lambda served: (served.recipe, served.home)))
-
-
-def services(engine: Engine) -> list[Container]:
-    """Those of servers, without their proxies."""
-    return [container for container in parts(engine) if PROXY_LABEL not in container.labels]
-
-
-def parts(engine: Engine) -> list[Container]:
-    """The containers of all services."""
-    return list(engine.client.containers.list(all=True, filters={"label": LABEL}, ignore_removed=True))
-
-
-def proxy_of(engine: Engine, container: Container) -> Container | None:
-    """Of a server's container."""
-    return find(engine, base_name(container.labels.get(HOME_LABEL, ""), container.labels.get(LABEL, "")) + PROXY)
+        every = engine.client.containers.list(all=True, filters={"label": [LABEL, label]}, ignore_removed=True)
+        return [container for container in every if PROXY_LABEL not in container.labels]
 
 
 def find(engine: Engine, name: str) -> Container | None:
@@ -200,28 +202,13 @@ def is_running(container: Container) -> bool:
 
 
 def describe(engine: Engine, container: Container) -> Served:
-    labels, proxy = container.labels, proxy_of(engine, container)
-    service = try_read(Path(labels.get(HOME_LABEL, "")), labels.get(LABEL, ""))
+    labels = container.labels
+    home, recipe = labels.get(HOME_LABEL, ""), labels.get(LABEL, "")
+    proxy = find(engine, base_name(home, recipe) + PROXY)
+    service = try_read(Path(home), recipe)
     address = service.address or published(proxy)
-    served = Served(
-        home=labels.get(HOME_LABEL, ""),
-        recipe=labels.get(LABEL, ""),
-        release=labels.get(RELEASE_LABEL, ""),
-        container=str(container.name),
-        host=address.host,
-        port=address.port,
-        model=labels.get(MODEL_LABEL, ""),
-        state=container.status,
-        ready=False,
-        health=str((container.attrs["State"].get("Health") or {}).get("Status", "")),
-        restarts=int(container.attrs.get("RestartCount", 0)),
-        started=str(container.attrs["State"].get("StartedAt", "")),
-        key=service.key,
-        cert=address.cert,
-        proxy=proxy.status if proxy is not None else "",
-        allow=address.allow,
-        limits=address.limits.model_dump(exclude_defaults=True),
-    )
+    release, model = labels.get(RELEASE_LABEL, ""), labels.get(MODEL_LABEL, "")
+    served = Served(home, recipe, release, model, address, service.key, container, proxy)
     if not is_running(container) or proxy is None or not is_running(proxy):
         return served
     if service.address is None:  # whether it wants TLS is not known
@@ -239,4 +226,5 @@ def published(proxy: Container | None) -> Address:
 def client_of(served: Served, key: str | None = None, timeout: float = STATUS_SECONDS) -> Client:
     from sparkpin.smoke.client import Client  # slow to import, and most tasks ask no server
 
-    return Client.tcp(reachable(served.host), served.port, timeout=timeout, key=key, tls=bool(served.cert))
+    asked = served.address.reachable
+    return Client.tcp(asked.host, asked.port, timeout=timeout, key=key, tls=bool(asked.cert))

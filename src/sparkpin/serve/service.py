@@ -4,8 +4,6 @@ user says otherwise (docs/serving.md)."""
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,23 +14,22 @@ from sparkpin.core.errors import InputError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.host.containers import Container
-from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.host.engine import Engine
 from sparkpin.pins.vllm_flags import served_name
 from sparkpin.releases import container as running
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release
-from sparkpin.serve import cluster, keys, launch, linked, memory_limit, waiting
+from sparkpin.serve import cluster, launch, linked, memory_limit
 from sparkpin.serve import served as records
-from sparkpin.serve.address import UNCHANGED, Address, AddressOptions, read_tls
+from sparkpin.serve.address import UNCHANGED, Address, AddressOptions, key_mark, key_of, read_tls, require_free
 from sparkpin.serve.cluster import Checked, ClusterOptions
-from sparkpin.serve.launch import Health, LaunchOrder
+from sparkpin.serve.launch import LaunchOrder
 from sparkpin.serve.linked import Part
-from sparkpin.serve.ports import require_free
 from sparkpin.serve.proxy import RULES
 from sparkpin.serve.proxy import remove as remove_proxy
 from sparkpin.serve.served import Served, Service, find, is_running
 from sparkpin.serve.status import how_to_serve
-from sparkpin.serve.switching import DRAIN_SECONDS, Switch
+from sparkpin.serve.switching import DRAIN_SECONDS, Detached, Switch
 from sparkpin.smoke.server import Place, Server
 
 if TYPE_CHECKING:
@@ -47,7 +44,6 @@ def start(
     *,
     options: AddressOptions = UNCHANGED,
     gpus: bool = False,
-    health: Health | None = None,
     drain: float | None = None,
     where: ClusterOptions | None = None,
 ) -> Served:
@@ -95,9 +91,9 @@ def start(
         if together:
             ends = {part.machine.where for part in there if is_running(part.container)}
             freed = {one.where: one.needed for one in record.orders if one.where in ends}
-            own = tuple(machines[url] for url in urls)
-            checked = cluster.check(paths, own, together, release, checkpoint, address.host, freed)
-        key = keys.key_of(paths, release, address.host)  # may make one, which a command that is refused is not to leave
+            members = tuple(machines[url] for url in urls)
+            checked = cluster.check(paths, members, together, release, checkpoint, address.host, freed)
+        key = key_of(paths, release, address)  # may make one, which a command that is refused is not to leave
         answers = not record.former or (there and linked.is_of(there, record) and launch.asks(there[0].container))
         known = (record if answers else record.former or record).model_copy(update={"former": None})
         same = bool(runs and record.orders) and goes_on(runs, release, record, checked)
@@ -108,18 +104,18 @@ def start(
             release=release,
             checkpoint=checkpoint.absolute(),
             memory=space.limit if space else None,
+            compilers=space.compilers if space else None,
             gpus=gpus,
             labels=labels_of(paths, release),
             timeout=running.ready_timeout(checkpoint),
-            health=health or Health(),
             limits=address.limits,
         )
-        kept = tuple(replace(one, health=order.health, limits=order.limits) for one in record.orders)
+        running_orders = tuple(replace(one, limits=order.limits) for one in record.orders)
         wanted = Service(
             address=address,
-            key=keys.mark(key) if key else "",
+            key=key_mark(key),
             cluster=checked.cluster if checked else record.cluster,
-            orders=kept if same else linked.orders_of(order, checked),
+            orders=running_orders if same else linked.orders_of(order, checked),
             former=known if known.orders and not (answers and same) else None,
         )
         return Switch(
@@ -147,6 +143,8 @@ def new_address(
     address = options.applied(last or Address.of_command(release.argv))
     if address.cert:
         read_tls(address.cert, address.tls_key)
+    if not (address.cert or address.is_local):
+        say(f"warning: {address.host} without TLS: the key and all text travel in the clear (--tls-cert, --tls-key)")
     for why, risky in RULES["risks"].items():
         for path in set(address.allow).intersection(risky):
             say(f"warning: --allow {path}: {why}")
@@ -156,15 +154,14 @@ def new_address(
 
 
 def goes_on(parts: Sequence[Part], release: Release, record: Service, checked: Checked | None) -> bool:
-    """Whether a server that runs is what is to be served."""
-    server, its = parts[0].container, record.cluster if record.orders[1:] else None
-    if server.labels.get(records.RELEASE_LABEL) != release.tag:
+    """Whether a server that runs is what is to be served: a release's tag has a hash of its image and command."""
+    if not linked.is_of(parts, record) or record.orders[0].release.tag != release.tag:
         return False
-    as_ordered = server.labels.get(records.COMMAND_LABEL) == command_mark(release) and linked.is_of(parts, record)
+    its = record.cluster if record.orders[1:] else None
     is_whole = linked.runs_everywhere(parts, len(record.orders)) and its == (checked.cluster if checked else None)
-    if not (as_ordered and is_whole):
-        say(f"{server.name} runs {release.tag} with another command or on other machines, or not on all of them")
-    return as_ordered and is_whole
+    if not is_whole:
+        say(f"{release.tag} runs on other machines, or not on all of them")
+    return is_whole
 
 
 def labels_of(paths: Paths, release: Release) -> dict[str, str]:
@@ -172,7 +169,6 @@ def labels_of(paths: Paths, release: Release) -> dict[str, str]:
         HOME_LABEL: str(paths.home),
         records.LABEL: release.recipe,
         records.RELEASE_LABEL: release.tag,
-        records.COMMAND_LABEL: command_mark(release),
         records.MODEL_LABEL: served_name(release.argv),
     }
 
@@ -185,10 +181,10 @@ def started(
     where another run has taken it away meanwhile: that is no fault of the release."""
     try:
         served = start(paths, engine, release, checkpoint, gpus=gpus)
-    except waiting.Detached:
+    except Detached:
         raise KeyboardInterrupt from None  # nobody is to go on with what was not tested
     if container := find(engine, served.container):
-        with records.client_of(served, keys.key_of(paths, release, served.host), timeout=120) as client:
+        with records.client_of(served, key_of(paths, release, served.address), timeout=120) as client:
             yield Server(release, {container: Place(engine, "", None)}), client
     runs = records.running_release(paths, engine, release.recipe)
     if not container or not find(engine, served.container + records.PROXY) or runs != release.tag:
@@ -196,19 +192,12 @@ def started(
         raise SmokeError(cause, next_step=f"invoke smoke {release.tag}")
 
 
-def command_mark(release: Release) -> str:
-    """Tells one command, environment and image from another, and where a server listens from where others did."""
-    text = json.dumps([release.tag, release.image, list(release.argv), release.env, launch.SOCKET_PATH], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def stop(paths: Paths, engine: Engine, recipe: str | None) -> tuple[str, ...]:
     """Stop and remove the containers of a recipe of this home, or all of this home; returns their names.
 
     InputError for a recipe of which nothing is served.
     """
-    with engine_errors():
-        here = {c.labels[records.LABEL] for c in records.parts(engine) if c.labels.get(HOME_LABEL) == str(paths.home)}
+    here = {one.labels[records.LABEL] for one in records.services(engine, paths.home)}
     chosen = [recipe] if recipe else sorted(here | records.recorded(paths.home).keys())
     stopped = [name for one in chosen for name in stop_recipe(paths, engine, one)]
     if recipe and not stopped:

@@ -1,30 +1,43 @@
-"""From one server of a recipe to the next without a lost request, and back when the next fails."""
+"""From one server of a recipe to the next without a lost request, and back when the next fails. A real request is the
+only proof that one is ready."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from sparkpin.core import files
 from sparkpin.core.errors import SmokeError, SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import say
-from sparkpin.host.containers import Container
+from sparkpin.core.terminal import count, say
+from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.releases import container as running
 from sparkpin.releases.inside import PROMPT
-from sparkpin.serve import crash_facts, keys, launch, linked, memory_limit, waiting
+from sparkpin.releases.postmortem import report
+from sparkpin.releases.record import Release
+from sparkpin.serve import crash_facts, launch, linked, memory_limit
 from sparkpin.serve import proxy as proxies
 from sparkpin.serve import served as records
-from sparkpin.serve.address import read_tls
+from sparkpin.serve.address import key_of, read_tls
 from sparkpin.serve.cluster import Machine
 from sparkpin.serve.linked import Part
 from sparkpin.serve.memory_limit import Room
 from sparkpin.serve.proxy import ProxyOrder
 from sparkpin.serve.served import Served, Service, is_running
-from sparkpin.serve.waiting import Detached
+from sparkpin.smoke.startup import NotReady, StartFault, wait_for_answer
 
 DRAIN_SECONDS = 30.0  # for requests under way
 ANSWER_SECONDS = 60.0
+LAST_START = "last-start"  # a file: seconds until the last server of a recipe answered
+ASK_SECONDS = 15.0  # between two requests while the log does not say that it answers: each starts a program
+
+
+class Detached(Exception):
+    """The person does not wait any longer; the server goes on starting. The text says what runs."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +68,7 @@ class Switch:
         Detached where nobody waits until it is ready."""
         order, parts = self.wanted.orders[0], self.parts
         try:
-            self.note(lambda _: self.wanted)
+            self.note(self.begun)
             proxy = self.bring_proxy(self.wanted, self.drain)
             if self.same:
                 say(f"{order.release.tag} already runs as {self.name}")
@@ -66,7 +79,6 @@ class Switch:
                 if self.room:
                     memory_limit.make_room(self.room, order.release, gpus=order.gpus)
                 linked.start(parts)
-                say(f"started {self.name} from {order.release.tag}")
             ready = self.await_ready(parts)
             linked.keep_up(parts, self.wanted.orders)
         except BaseException:
@@ -80,6 +92,13 @@ class Switch:
         self.note(lambda record: record.model_copy(update={"former": None}))
         return self.look(parts[0])
 
+    def begun(self, record: Service) -> Service:
+        """SmokeError where a `stop` came after `serve` has read the record: what it stopped is not to come back."""
+        if self.known.orders and not record.orders:
+            tag = self.wanted.orders[0].release.tag
+            raise SmokeError(f"{self.name} was stopped meanwhile", next_step=f"invoke serve {tag} starts it")
+        return self.wanted
+
     def note(self, changed: Callable[[Service], Service]) -> Service:
         return records.change(self.paths.home, self.recipe, changed)
 
@@ -90,7 +109,7 @@ class Switch:
 
     def key_of(self, service: Service) -> str | None:
         assert service.address
-        return keys.key_of(self.paths, service.orders[0].release, service.address.host)
+        return key_of(self.paths, service.orders[0].release, service.address)
 
     def bring_proxy(self, service: Service, drain: float = 0) -> Container:
         address, release = service.address, service.orders[0].release
@@ -109,7 +128,7 @@ class Switch:
         if any(is_running(part.container) for part in self.parts):
             title = self.parts[0].container.labels.get(records.RELEASE_LABEL)
             say(f"stopping {title}, which {self.wanted.orders[0].release.tag} replaces")
-            if not waiting.wait_quiet(lambda: proxies.requests_under_way(proxy), self.drain):
+            if not wait_quiet(lambda: proxies.requests_under_way(proxy), self.drain):
                 proxies.break_off(proxy)
         linked.stop(self.paths, self.recipe, self.parts)
 
@@ -117,9 +136,11 @@ class Switch:
         """Until it answers a request from within, and one at its address. False where nobody waits for it."""
         order = self.wanted.orders[0]
         folder = crash_facts.folder_of(self.paths, self.recipe, order.release.name)
-        try:
+        try:  # from here on: who reads "started" may end the waiting at once
+            if not self.same:
+                say(f"started {self.name} from {order.release.tag}")
             if not (self.same and launch.asks(parts[0].container)):
-                seconds = waiting.until_ready(parts, order.release, order.timeout, folder, fresh=not self.same)
+                seconds = until_ready(parts, order.release, order.timeout, folder, fresh=not self.same)
                 if order.gpus:
                     memory_limit.forget_files(order.checkpoint)
                 say(f"ready after {seconds:.0f} s")
@@ -147,6 +168,78 @@ class Switch:
             self.bring_proxy(self.known)
         else:
             proxies.remove(self.engine, self.name)
+
+
+def until_ready(parts: Sequence[Part], release: Release, timeout: float, folder: Path, *, fresh: bool) -> float:
+    """Seconds that it took; kept beside `folder` for the next start of the recipe if this was one from its begin
+    (fresh).
+
+    NotReady with a post-mortem, kept in `folder`, as soon as the server ends, or when it does not answer within
+    `timeout` seconds.
+    """
+    file = folder.with_name(LAST_START)
+    with contextlib.suppress(OSError, ValueError):  # a hint and nothing more
+        say(f"the last start took {float(file.read_text()):.0f} s")
+    ask = lambda: launch.asks(parts[0].container)  # noqa: E731
+    try:
+        seconds, _ = wait_for_answer(lambda: look(parts, release), ask, timeout, every=ASK_SECONDS)
+    except StartFault as fault:
+        raise failure(parts, release, str(fault), folder) from None
+    if fresh:
+        with files.atomic_file(file) as out:
+            out.write(f"{seconds:.1f}\n".encode())
+    return seconds
+
+
+def look(parts: Sequence[Part], release: Release) -> tuple[str | None, bytes]:
+    """Why it ended, None while it runs; and its log. SmokeError when somebody removed it."""
+    with engine_errors():
+        try:
+            for part in parts:
+                part.container.reload()
+                how = running.how_ended(part.container)
+                if not part.is_here and (how or running.stays_down(part.container)):
+                    how = f"at {part.machine.where} {how or 'stays down'}"
+                if how:
+                    break
+            return how, running.log_of(parts[0].container)
+        except NotFound:
+            raise SmokeError(
+                f"{release.tag} was stopped while it started", next_step=f"invoke serve {release.tag}"
+            ) from None
+
+
+def failure(parts: Sequence[Part], release: Release, how: str, folder: Path) -> NotReady:
+    """A report for each machine that answers; it is kept with the log. how: of rank 0."""
+    found, log = [f"{release.tag} did not become ready"], b""
+    for part in parts:
+        with contextlib.nullcontext() if part.is_here else contextlib.suppress(SparkpinError), part.machine.errors():
+            tag, ended = release.tag, how
+            if not part.is_here:
+                part.container.reload()
+                tag, ended = f"{part.machine.where}: {tag}", running.how_ended(part.container) or "still ran"
+            death = crash_facts.examine(part.container, release.recipe, tag, ended, here=part.is_here)
+            crash_facts.write(part.folder(folder), death)
+            found += report(death)
+            log = log or death.log
+    step = f"read {folder / crash_facts.LOG}; invoke smoke {release.tag}"
+    return NotReady("\n".join(found), (log,), next_step=step)
+
+
+def wait_quiet(load: Callable[[], int | None], seconds: float) -> bool:
+    """Wait until no request is under way, at most `seconds`; whether that came. load: how many are; None where it is
+    not known, which does not mean that there are none."""
+    until, waits = time.monotonic() + seconds, False
+    while (under_way := load()) != 0:
+        if time.monotonic() >= until:
+            what = "it is not known how many requests are" if under_way is None else count(under_way, "request")
+            say(f"{what} under way after {seconds:.0f} s: broken off (--drain gives more time)")
+            return False
+        if not waits:
+            say(f"waiting up to {seconds:.0f} s for requests under way to end ({under_way})")
+            waits = True
+        time.sleep(0.2)
+    return True
 
 
 def answer(served: Served, key: str | None) -> None:

@@ -49,7 +49,7 @@ class Place:
     """One machine of a release, which may be for several: then its node.
 
     checkpoint: its folder there; memory: bytes that the container may take; env: what it adds to the release's; where:
-    the URL of another machine, "" for this one.
+    the URL of another machine, "" for this one; compilers: at a time, at a first start.
     """
 
     engine: Engine
@@ -58,6 +58,7 @@ class Place:
     node: running.Node | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     where: str = ""
+    compilers: int | None = None
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
@@ -173,7 +174,7 @@ class Server:
                 next(iter(self.containers)).exec_run(["chmod", "a+rw", f"{SOCKET_FOLDER}/{SOCKET}"])
         return True
 
-    def wait_ready(self, client: Client) -> None:
+    def wait_ready(self, client: Client, next_step: str = "") -> None:
         """Return once /health answers; raise NotReady, with a post-mortem, as soon as a container ends, or after the
         time allowed."""
         look = lambda: (self.exit_reason(), self.logs()[0])  # noqa: E731
@@ -182,7 +183,7 @@ class Server:
         except StartFault as fault:
             (rank, _), logs, release = self.ended() or (0, ""), self.logs(), self.release
             death = Death(release.tag, release.recipe, str(fault), 0, "", (), logs[rank])
-            raise NotReady("\n".join(report(death)), logs, next_step=f"invoke smoke {release.tag}") from None
+            raise NotReady("\n".join(report(death)), logs, next_step=next_step) from None
 
     def stop(self) -> None:
         """End the server, unless it stays, so that its log is complete. Its exit code is no matter."""
@@ -255,9 +256,10 @@ def server_at(
 ) -> contextlib.AbstractContextManager[Container]:
     """folder: where the socket comes to lie."""
     socket, own = f"{SOCKET_FOLDER}/{SOCKET}", replace(release, env={**release.env, **place.env})
+    limits = {"memory": place.memory, "gpus": gpus}
     with place.errors():
         settings = running.server_settings(
-            place.engine, own, place.checkpoint, socket, place.node, memory=place.memory, gpus=gpus
+            place.engine, own, place.checkpoint, socket, place.node, place.compilers, **limits
         )
     if not place.where:
         settings["volumes"][str(folder)] = {"bind": SOCKET_FOLDER, "mode": "rw"}

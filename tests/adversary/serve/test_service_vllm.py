@@ -35,7 +35,8 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine
 from sparkpin.releases.record import Release, Releases
-from sparkpin.serve import keys, service
+from sparkpin.serve import service
+from sparkpin.serve.address import key_path
 from sparkpin.serve.served import PROXY, name_of, status
 from sparkpin.serve.served import parts as parts_of
 from sparkpin.smoke.server import containers_of, prefix
@@ -71,7 +72,7 @@ class Site:
 
     @property
     def key(self) -> str:
-        return keys.path_of(self.paths, MODEL).read_text().strip()
+        return key_path(self.paths, MODEL).read_text().strip()
 
     @property
     def parts(self) -> list[Container]:
@@ -310,5 +311,5 @@ def test_no_key_and_no_privilege_has_leaked(site: Site) -> None:
     for root in (site.paths.home, *site.paths.work.glob(f"{prefix(site.paths)}*")):
         places |= {str(file): file.read_bytes().decode("latin-1") for file in root.rglob("*") if file.is_file()}
     found = [place for place, text in places.items() if site.key in text]
-    assert found == [str(keys.path_of(site.paths, MODEL))], "in its own file, and so the search finds it"
+    assert found == [str(key_path(site.paths, MODEL))], "in its own file, and so the search finds it"
     print(f"looked for in {len(places)} places")

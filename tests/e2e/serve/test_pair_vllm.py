@@ -20,12 +20,11 @@ from sparkpin.build.make import checkpoint_of
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases.record import Release, Releases
-from sparkpin.serve.launch import Health
 
 pytestmark = pytest.mark.slow
 
 RECIPE = "paired"
-IDLE = Health(interval=3600)
+IDLE = {"INTERVAL": 3600}
 """No request of its own: in the middle of one, vLLM itself fails with its peer."""
 
 

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from unittest import mock
 
 import httpx
 import pytest
@@ -19,14 +20,13 @@ from sparkpin.core.errors import SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases.record import Release, Releases
+from sparkpin.serve import launch, service
 from sparkpin.serve import served as services
-from sparkpin.serve import service
 from sparkpin.serve.address import AddressOptions
-from sparkpin.serve.launch import FOLDER, Health
+from sparkpin.serve.launch import FOLDER
 
 RECIPE = "watched"
 pytestmark = pytest.mark.slow
-HEALTH = Health(interval=2, failures=5)  # fewer: a hang is waited for
 GRACE = 1  # seconds until process 1 has ended what is left of a server; vLLM answers 500 for 10 by itself
 HOG = """
 open("/proc/{engine}/oom_score_adj", "w").write("1000")  # the one that the kernel is to choose
@@ -72,6 +72,13 @@ def second(copy: Checkout, paths: Paths, first: Release) -> Release:
     return made_release(copy, paths)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def closely() -> Iterator[None]:
+    """A hang is waited for."""
+    with mock.patch.multiple(launch, INTERVAL=2, FAILURES=5):
+        yield
+
+
 @pytest.fixture(scope="module")
 def port() -> int:
     return free_port()
@@ -80,7 +87,7 @@ def port() -> int:
 @pytest.fixture(scope="module")
 def served(paths: Paths, second: Release, port: int) -> services.Served:
     checkpoint = checkpoint_of(paths, second)
-    return service.start(paths, Engine.connect(), second, checkpoint, options=AddressOptions(port), health=HEALTH)
+    return service.start(paths, Engine.connect(), second, checkpoint, options=AddressOptions(port))
 
 
 @pytest.fixture
@@ -188,7 +195,7 @@ def test_a_switch_a_rollback_and_an_upgrade_lose_no_request(
     """There, back, and back again by `rollback`; then by a sparkpin whose proxy has other settings. 200 requests."""
     with Streams(served.url) as streams:
         for release in (first, second):
-            service.start(paths, Engine.connect(), release, checkpoint_of(paths, release), health=HEALTH)
+            service.start(paths, Engine.connect(), release, checkpoint_of(paths, release))
             streams.await_answers()
         back = copy.invoke("rollback", "--recipe", RECIPE, "--serve")
         streams.await_answers()

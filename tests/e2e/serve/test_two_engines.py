@@ -39,7 +39,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.pins.nodes import STORE_PORT
 from sparkpin.releases.record import Release, Releases
-from sparkpin.serve.ports import listeners
+from sparkpin.serve.address import listeners
 from sparkpin.smoke import mods
 from sparkpin.smoke.server import LABEL, owner
 
@@ -284,7 +284,7 @@ def refused_while_it_answers(copy: Checkout, host: OtherHost, records: Releases,
 
 def containers(copy: Checkout, host: OtherHost) -> list[Container]:
     """Of each rank."""
-    label = {"label": [f"sparkpin.home={copy.home}", "sparkpin.cluster"]}
+    label = {"label": [f"sparkpin.home={copy.home}", "sparkpin.release"]}
     return [*Engine.connect().client.containers.list(filters=label), *ranks(host)]
 
 

@@ -47,7 +47,7 @@ def test_prometheus_scrapes_it_and_answers_each_panel(watched: tuple[Served, Pat
     served, key = watched
     assert JOB
     config = JOB[0].replace("/home/me/.local/share/sparkpin/keys/RECIPE", str(key)).replace("15s", "1s")
-    (tmp_path / "prometheus.yml").write_text(config.replace("spark.local:8000", f"127.0.0.1:{served.port}"))
+    (tmp_path / "prometheus.yml").write_text(config.replace("spark.local:8000", f"127.0.0.1:{served.address.port}"))
     port = free_port()
     words = ["prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=data"]
     with (

@@ -13,9 +13,10 @@ from nodes import Pair, for_nodes, pair
 from watched import signal_processes, until
 
 from sparkpin.core.errors import InputError
+from sparkpin.releases import container as running
 from sparkpin.releases import inside
 from sparkpin.releases.record import Release
-from sparkpin.serve import crash_facts, linked
+from sparkpin.serve import linked
 from sparkpin.serve.cluster import Machine
 from sparkpin.serve.linked import Part
 from sparkpin.smoke.evidence import evidence_folder, replaced
@@ -90,7 +91,7 @@ def test_a_worker_that_fails_too_often_stays_down_and_ends_when_asked(site: Fake
         until(lambda: "stays down: it has been started again 1 times" in both.said(1), 120)
         for container in both.containers:
             container.reload()
-        assert crash_facts.stays_down(worker) and not crash_facts.stays_down(head) and both.lives() == [1, 2]
+        assert running.stays_down(worker) and not running.stays_down(head) and both.lives() == [1, 2]
         worker.stop(timeout=20)
         worker.reload()
         assert worker.attrs["State"]["ExitCode"] == 0

@@ -24,7 +24,7 @@ from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import served as services
 from sparkpin.serve import service, status
-from sparkpin.serve.address import AddressOptions
+from sparkpin.serve.address import Address, AddressOptions, Limits
 
 if TYPE_CHECKING:
     from fake_release import FakeSite, Standing  # pytest loads it itself, below
@@ -38,8 +38,8 @@ def name(paths: Paths) -> str:
 
 
 def test_a_release_is_served_on_this_machine_only(standing: Standing, fake_engine: Engine) -> None:
-    served, port = standing.served, standing.served.port
-    assert served.url == f"http://127.0.0.1:{port}/v1" and served.ready and served.state == "running"
+    served, port = standing.served, standing.served.address.port
+    assert served.url == f"http://127.0.0.1:{port}/v1" and served.ready and served.server.status == "running"
     assert served.release == standing.release.tag and served.model == "scripted-tiny"
     answer = httpx.post(f"{served.url}/completions", json={"prompt": "x"}, trust_env=False, timeout=60)
     assert answer.json()["choices"][0]["text"].startswith(" a pinned build")
@@ -79,9 +79,10 @@ def test_another_port_or_release_replaces_it(site: FakeSite, name: str, newer: R
     site.start(port=site.port)
     other = free_port()
     moved = site.start(port=other)
-    assert moved.port == other and moved.ready
+    assert moved.address.port == other and moved.ready
     served = site.start(newer)
-    assert served.release == newer.tag and served.ready and served.port == other, "it keeps the address of what ran"
+    assert served.release == newer.tag and served.ready
+    assert served.address.port == other, "it keeps the address of what ran"
     assert [s.container for s in services.status(site.engine) if s.home == str(site.paths.home)] == [name]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", site.port))  # the former port is free again
@@ -95,21 +96,22 @@ def test_another_address_is_another_proxy_and_the_same_server(site: FakeSite, na
         site.start(tls_cert=key, tls_key=cert)
     assert site.start() == plain
     served = site.start(port=free_port(), tls_cert=cert, tls_key=key, allow="/score", limit="requests=9")
-    assert (served.started, served.url) == (plain.started, f"https://127.0.0.1:{served.port}/v1") and served.ready
+    port = served.address.port
+    assert (served.started, served.url) == (plain.started, f"https://127.0.0.1:{port}/v1") and served.ready
     with httpx.Client(trust_env=False, verify=ssl.create_default_context(cafile=cert), timeout=60) as client:
         assert client.post(f"{served.url}/completions", json={"prompt": "x"}).status_code == 200
         assert client.post(f"{served.url}/completions/", json={"prompt": "x"}).status_code == 404
     front = site.engine.client.containers.get(name + services.PROXY)
     secret = Path(key).read_text().splitlines()[1]
     assert secret not in json.dumps(front.attrs) and secret.encode() not in front.logs()
-    assert site.start() == dataclasses.replace(served, health=site.start().health)
+    assert site.start() == served
     address = services.read(site.paths.home, "fake").address
     assert address is not None and (address.allow, address.limits.requests, address.cert) == (("/score",), 9, cert)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", site.port))  # the former port is free again
-    assert site.start(tls_cert="none").url == f"http://127.0.0.1:{served.port}/v1"
+    assert site.start(tls_cert="none").url == f"http://127.0.0.1:{port}/v1"
     wider = site.start(host="0.0.0.0")  # on the port that the former proxy has
-    assert (wider.port, wider.started) == (served.port, plain.started) and wider.ready
+    assert (wider.address.port, wider.started) == (port, plain.started) and wider.ready
 
 
 def test_a_release_that_does_not_start_gives_way_to_the_former_one(site: FakeSite, name: str, newer: Release) -> None:
@@ -133,7 +135,7 @@ def test_a_release_that_does_not_start_gives_way_to_the_former_one(site: FakeSit
 def test_a_first_release_that_does_not_start_leaves_nothing(site: FakeSite, name: str) -> None:
     with pytest.raises(SmokeError):
         site.start(site.faulty("exit"), port=site.port)
-    assert not [part for part in services.parts(site.engine) if part.labels[HOME_LABEL] == str(site.paths.home)]
+    assert not site.containers()
     with pytest.raises(docker.errors.NotFound):
         site.engine.client.volumes.get(name)
 
@@ -160,14 +162,14 @@ def test_homes_on_one_engine_serve_side_by_side_until_each_is_stopped(
 ) -> None:
     first, paths, engine = standing.served, site.paths, site.engine
     with pytest.raises(BusyError) as caught:
-        site.start(newer, port=first.port)
+        site.start(newer, port=first.address.port)
     assert f"the container {first.container}-proxy, a server of the home {first.home}" in caught.value.message
     assert f"SPARKPIN_HOME={first.home} invoke stop" in caught.value.next_step
     said = heard()
     site.start(newer, port=site.port)
     assert not [line for line in said if "stopping" in line]
-    both = {(served.home, served.release, served.port) for served in services.status(engine) if served.ready}
-    assert {(first.home, first.release, first.port), (str(paths.home), newer.tag, site.port)} <= both
+    both = {(served.home, served.release, served.address.port) for served in services.status(engine) if served.ready}
+    assert {(first.home, first.release, first.address.port), (str(paths.home), newer.tag, site.port)} <= both
     assert service.stop(paths, engine, "fake") == (name,)
     assert not [served for served in services.status(engine) if served.home == str(paths.home)]
     assert service.stop(paths, engine, None) == ()
@@ -181,13 +183,14 @@ def test_stop_keeps_the_address(site: FakeSite) -> None:
     service.stop(site.paths, site.engine, None)
     said = heard()
     again = site.start()
-    assert (again.port, again.allow, again.limits) == (served.port, ("/sleep",), {"requests": 9})
+    kept = Address(port=served.address.port, allow=("/sleep",), limits=Limits(requests=9))
+    assert again.address == kept
     assert [line for line in said if "before `invoke stop`" in line]
     assert [line for line in said if line.startswith("warning: --allow /sleep")]
     closed = site.start(allow="none", limit="none")
-    assert (closed.allow, closed.limits) == ((), {})
+    assert (closed.address.allow, closed.address.limits) == ((), Limits())
     site.engine.client.containers.get(closed.container + services.PROXY).remove(force=True)
-    assert site.start().allow == (), "an older address would open what is closed since"
+    assert site.start().address.allow == (), "an older address would open what is closed since"
 
 
 @pytest.mark.parametrize("record", [None, '{"orders": 3}'])
@@ -212,8 +215,8 @@ def test_the_half_that_is_down_is_named(site: FakeSite) -> None:
     server, front = (site.engine.client.containers.get(served.container + end) for end in ("", services.PROXY))
     front.kill()
     (now,) = [one for one in services.status(site.engine) if one.container == served.container]
-    assert not now.ready and status.state_of(now, server).startswith("the proxy is exited")
+    assert not now.ready and status.state_of(now).startswith("the proxy is exited")
     front.start()
     server.kill()
     server.reload()
-    assert status.state_of(services.describe(site.engine, server), server).startswith("the server ")
+    assert status.state_of(services.describe(site.engine, server)).startswith("the server ")

@@ -11,7 +11,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import docker.errors
@@ -26,10 +25,8 @@ from sparkpin.core.errors import DownError, SmokeError, SparkpinError
 from sparkpin.host.engine import Engine
 from sparkpin.releases import container as running
 from sparkpin.releases import inside
-from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import (
-    asking,
     crash_facts,
     launch,
     linked,
@@ -39,10 +36,11 @@ from sparkpin.serve import (
     service,
     status,
     switching,
-    waiting,
 )
 from sparkpin.serve import served as services
-from sparkpin.serve.launch import SOCKETS, Health
+from sparkpin.serve.address import Limits
+from sparkpin.serve.clients import how_to_ask
+from sparkpin.serve.launch import SOCKETS
 from sparkpin.serve.linked import Part
 from sparkpin.serve.memory_limit import Room
 
@@ -50,15 +48,19 @@ if TYPE_CHECKING:
     from fake_release import FakeSite  # pytest loads it itself, below
 
 pytest_plugins = ["fake_release"]
-QUICK = Health(interval=1, failures=2)
 TWICE = "restarts=2"
 
 
+def watch_closely(monkeypatch: pytest.MonkeyPatch, failures: int = 2) -> None:
+    monkeypatch.setattr(launch, "INTERVAL", 1)
+    monkeypatch.setattr(launch, "FAILURES", failures)
+
+
 def test_a_crash_and_a_hang_end_in_a_new_start_and_the_last_one_in_a_post_mortem(
-    site: FakeSite, capsys: pytest.CaptureFixture[str]
+    site: FakeSite, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slow_to_end = dataclasses.replace(QUICK, failures=3)
-    served = site.start(port=site.port, host="127.0.0.2", health=slow_to_end, limit=TWICE)
+    watch_closely(monkeypatch, failures=3)
+    served = site.start(port=site.port, host="127.0.0.2", limit=TWICE)
     container = site.engine.client.containers.get(served.container)
     check = container.attrs["Config"]["Healthcheck"]
     assert check["Test"][0] == "CMD" and check["Test"][-1] == "health" and check["Retries"] == 2
@@ -100,14 +102,15 @@ def test_a_crash_and_a_hang_end_in_a_new_start_and_the_last_one_in_a_post_mortem
     anew = site.start()  # which removes the container that has the evidence
     kept = crash_facts.folder_of(site.paths, "fake", site.release.name) / crash_facts.REPORT
     assert "killed from outside" in kept.read_text()
-    assert (anew.restarts, anew.host, anew.port) == (0, "127.0.0.2", site.port), "at its address"
+    assert (anew.restarts, anew.address.host, anew.address.port) == (0, "127.0.0.2", site.port), "at its address"
     status.status(site.paths, site.engine, as_json=False)
 
 
 def test_a_followed_log_goes_on_over_a_restart_and_ends_with_the_server(
-    site: FakeSite, capsys: pytest.CaptureFixture[str]
+    site: FakeSite, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    served, out = site.start(port=site.port, health=QUICK), list[str]()
+    watch_closely(monkeypatch)
+    served, out = site.start(port=site.port), list[str]()
     container = site.engine.client.containers.get(served.container)
 
     def starts() -> int:
@@ -164,34 +167,30 @@ def test_a_key_is_wanted_from_others_and_shown_to_nobody(site: FakeSite, capsys:
         assert client.post(f"{served.url}/completions", json=body).status_code == 401
         headers = {"Authorization": f"Bearer {key}"}
         assert client.post(f"{served.url}/completions", json=body, headers=headers).status_code == 200
-    assert str(file) in asking.how_to_ask(site.paths, served)[1]
+    assert str(file) in how_to_ask(site.paths, served)[1]
     Releases(site.paths).save(site.release)
     capsys.readouterr()
     clients.facts_of_server(site.paths, None)
     assert f"export SPARKPIN_API_KEY=$(cat {file})" in capsys.readouterr().err
     clients.facts_of_server(site.paths, None, key="SPARKPIN_API_KEY")
     assert capsys.readouterr().err == ""
-    assert site.start() == dataclasses.replace(served, health=services.describe(site.engine, container).health), (
-        "left alone"
-    )
+    assert site.start() == served, "left alone"
     file.unlink()
     anew = site.start()
     assert anew.key != served.key and file.read_text().strip() != key and anew.started == served.started
 
 
-@pytest.mark.parametrize(("module", "name"), [(waiting, "look"), (switching, "fault_of")])
-def test_ctrl_c_leaves_the_server_to_start(
-    site: FakeSite, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str
-) -> None:
-    """Also while its address is asked."""
-    whole = getattr(module, name)
+@pytest.mark.parametrize("name", ["say", "look", "fault_of"])
+def test_ctrl_c_leaves_the_server_to_start(site: FakeSite, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """From the word "started" on; also while its address is asked."""
+    whole = getattr(switching, name)
 
     def interrupted(*_: object) -> None:
-        monkeypatch.setattr(module, name, whole)
+        monkeypatch.setattr(switching, name, whole)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, name, interrupted)
-    with pytest.raises(waiting.Detached, match=f"goes on starting {site.release.tag}"):
+    monkeypatch.setattr(switching, name, interrupted)
+    with pytest.raises(switching.Detached, match=f"goes on starting {site.release.tag}"):
         site.start(port=site.port)
     container = services.find(site.engine, services.name_of(site.paths, "fake"))
     assert container is not None and container.attrs["HostConfig"]["RestartPolicy"]["Name"] == "on-failure"
@@ -243,7 +242,7 @@ def test_what_a_killed_run_leaves_is_put_right(site: FakeSite, newer: Release, l
     elif left == "gate shut":
         running.put(front, launch.FOLDER, {proxy.GATE: b"wait"})
     again = site.start()
-    assert again.ready and (again.container, again.port) == (served.container, served.port)
+    assert again.ready and (again.container, again.address.port) == (served.container, served.address.port)
     assert (again.started == served.started) == (left not in ("gone", "made"))
     assert parts_of(site) == [served.container, served.container + services.PROXY]
     service.stop(site.paths, site.engine, None)
@@ -276,7 +275,7 @@ def made_like(engine: Engine, container: Container, name: str) -> None:
 
 
 def parts_of(site: FakeSite) -> list[str]:
-    return sorted(str(c.name) for c in services.parts(site.engine) if c.labels[HOME_LABEL] == str(site.paths.home))
+    return sorted(str(container.name) for container in site.containers())
 
 
 @pytest.mark.parametrize("moves", [False, True])
@@ -308,11 +307,15 @@ def test_a_switch_loses_no_request(site: FakeSite, newer: Release) -> None:
         return found
 
     with ThreadPoolExecutor() as pool:
-        slow, others = pool.submit(ask, "slow"), [pool.submit(ask_on) for _ in range(3)]
-        until(lambda: slow.running())
-        new = site.start(newer)
+        slow = pool.submit(ask, "slow")
+        front = site.engine.client.containers.get(old.container + services.PROXY)
+        until(lambda: proxy.requests_under_way(front) == 1)
+        others = [pool.submit(ask_on) for _ in range(3)]
+        try:
+            new = site.start(newer)
+        finally:
+            done.set()
         assert slow.done() and slow.result() == 200 and ask("x") == 200
-        done.set()
         assert [other.result() for other in others] == [{200}] * 3
     assert new.container == old.container and new.started != old.started
 
@@ -338,7 +341,7 @@ def test_other_settings_break_no_request(site: FakeSite) -> None:
         new = site.start(limit="body=1000", allow="/score")
         assert not slow.done() and proxy.requests_under_way(front) == 1, "also of a worker from before"
         assert slow.result() == 200
-    assert (new.allow, new.limits) == (("/score",), {"body": 1000})
+    assert (new.address.allow, new.address.limits) == (("/score",), Limits(body=1000))
     until(lambda: post(f"{new.url}/completions", "x" * 1000) == 413)
     assert site.engine.client.containers.get(front.name).id == front.id
     front.kill()
@@ -363,12 +366,12 @@ def test_a_switch_that_is_broken_off_while_requests_end_leaves_the_former_one(
             assert not asked[0].done(), "it waits for the next server"
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(waiting, "wait_quiet", broken_off)
+        monkeypatch.setattr(switching, "wait_quiet", broken_off)
         with pytest.raises(KeyboardInterrupt):
             site.start(newer)
         assert asked[0].result() == 200
     assert parts_of(site) == [old.container, old.container + services.PROXY]
-    assert site.start() == dataclasses.replace(old, health=site.start().health)
+    assert site.start() == old
 
 
 @pytest.mark.parametrize("bad", [False, True])
@@ -378,8 +381,8 @@ def test_a_switch_that_nobody_waits_for_keeps_the_former_one_until_the_next_answ
     """The same command again ends it."""
     old = site.start(port=site.port)
     wanted = dataclasses.replace(newer, env={"FAKE_VLLM": "exit"}) if bad else newer
-    monkeypatch.setattr(waiting, "until_ready", interrupt)
-    with pytest.raises(waiting.Detached):
+    monkeypatch.setattr(switching, "until_ready", interrupt)
+    with pytest.raises(switching.Detached):
         site.start(wanted)
     monkeypatch.undo()
     former = services.read(site.paths.home, "fake").former
@@ -406,7 +409,7 @@ def test_clients_wait_for_the_former_one_whatever_the_next_one_said_last(
         running.put(parts[0].container, SOCKETS, {f"server/{inside.PROXY_STATE}": inside.DOWN.encode()})
         raise SmokeError("it stays down", next_step="")
 
-    monkeypatch.setattr(waiting, "until_ready", fails)
+    monkeypatch.setattr(switching, "until_ready", fails)
     with pytest.raises(SmokeError):
         site.start(newer)
     assert post(f"{old.url}/completions", "x") == 200
@@ -424,7 +427,7 @@ def test_what_is_stopped_while_it_starts_stays_stopped(
         if not late:
             raise SmokeError("it was stopped", next_step="")
 
-    monkeypatch.setattr(linked if late else waiting, "keep_up" if late else "until_ready", stopped)
+    monkeypatch.setattr(linked if late else switching, "keep_up" if late else "until_ready", stopped)
     with pytest.raises(SparkpinError):
         site.start(newer)
     assert parts_of(site) == [] and services.read(site.paths.home, "fake").orders == ()

@@ -23,6 +23,7 @@ from sparkpin.releases import runs_here
 from sparkpin.releases.record import Releases
 from sparkpin.serve import cluster
 from sparkpin.serve.cluster import Cluster, ClusterOptions
+from sparkpin.serve.memory_limit import Room
 from sparkpin.serve.served import Service, write
 from sparkpin.smoke import server
 
@@ -63,7 +64,7 @@ def test_each_container_gets_what_its_machine_has(
         faces=faces,
         machines=machines,
         folders=(str(tmp_path), "/there"),
-        rooms=(SimpleNamespace(limit=1), SimpleNamespace(limit=2)),
+        rooms=(Room(1, None, compilers=3), Room(2, None)),
     )
     places = [smoke.place_of(checked, rank, PAIR, tmp_path) for rank in range(2)]
     made: list[dict[str, Any]] = []
@@ -78,6 +79,7 @@ def test_each_container_gets_what_its_machine_has(
         socket = str(found.socket.parent)
     here, other = made
     assert [one["mem_limit"] for one in made] == [1, 2]
+    assert [one["environment"].get("MAX_JOBS") for one in made] == ["3", None]
     assert [one["engine"] for one in made] == [machine.engine for machine in machines]
     assert {str(tmp_path), socket, "cache"} == set(here["volumes"]) and not here["place"].where
     assert {"/there", "cache"} == set(other["volumes"]) and other["place"].where

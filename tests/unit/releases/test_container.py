@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,26 +25,19 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def machine_of(memory: int, cores: int = 20) -> Any:
-    """An engine's, which may be another than this one."""
-    return SimpleNamespace(info={"MemTotal": memory, "NCPU": cores})
-
-
 def test_a_drafter_counts(checkpoint: Path) -> None:
-    assert running.memory_limit(machine_of(1 << 40), checkpoint) == 2 * 2 * SIZE + 8 * running.GIB
     assert running.ready_timeout(checkpoint) == 600 + 2 * SIZE / 50e6
 
 
-@pytest.mark.parametrize(("memory", "weights", "jobs"), [(24, 0, 1), (121, 66, 4), (121, 0, 10), (1000, 0, 20)])
-def test_compilers_take_no_more_than_the_machine_has(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, memory: int, weights: int, jobs: int
-) -> None:
-    """8 GiB each, beside 16 GiB and the weights, within a limit of nine tenths; one at least, and one a core at most.
-    The machine is the engine's."""
-    monkeypatch.setattr(running, "folder_size", lambda _: weights * running.GIB)
-    limit = running.memory_limit(machine_of(memory * running.GIB), checkpoint, gpus=True)
-    made = running.options(release(1), "/on/another/machine", memory=limit, gpus=True, cache="cache")
-    assert made["environment"]["MAX_JOBS"] == str(jobs)
+def test_a_server_gets_no_address_no_key_and_keeps_its_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy one is told from one that hangs by its counters, whatever the recipe says."""
+    monkeypatch.setattr(running, "cache_volume", lambda *_: "cache")
+    own = ("--host", "0.0.0.0", "--port", "1", "--api-key", "k", "--disable-log-stats", "--max-num-seqs", "4")
+    one = release(1, argv=("vllm", "serve", "/model", *own), env={"VLLM_API_KEY": "k"})
+    engine: Any = None
+    made = running.server_settings(engine, one, "v", "/run/s", None, None, memory=None, gpus=False)
+    assert made["command"] == ["vllm", "serve", "/model", "--max-num-seqs", "4", "--uds", "/run/s"]
+    assert "VLLM_API_KEY" not in made["environment"] and made["network_mode"] == "none"
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "drafter/model.safetensors", "drafter"])

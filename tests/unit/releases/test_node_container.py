@@ -14,7 +14,7 @@ from sparkpin.pins.nodes import NodeRank, on_loopback, spread
 from sparkpin.releases import container as running
 from sparkpin.releases import inside
 from sparkpin.releases.container import Node, at_node
-from sparkpin.serve.launch import Health
+from sparkpin.serve import launch
 
 LINK = NodeRank(1, "192.0.2.2", "192.0.2.1", "enp1s0f0np0")
 
@@ -60,7 +60,7 @@ def test_nodes_of_one_machine_have_a_gpu_each() -> None:
 def test_a_step_ends_before_the_health_check_gives_up(own: dict[str, str]) -> None:
     plain = settings()
     plain["environment"] |= own
-    waits = Health.failures * (Health.interval + inside.PATIENCE)
+    waits = launch.FAILURES * (launch.INTERVAL + inside.PATIENCE)
     seconds = at_node(plain, Node(LINK), gpus=False)["environment"]["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"]
     assert seconds == (own or {"": "40"}).popitem()[1] and waits > running.EXECUTE_SECONDS
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
 from client_samples import BARE, FULL, URL
+from made_releases import release
 from places import DATA, PROJECT
 
 from sparkpin.cli import serve as task
@@ -22,7 +25,9 @@ from sparkpin.core.paths import Paths
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import Family
 from sparkpin.pins.vllm_command import family_of
-from sparkpin.serve.clients import CLIENTS, ServerFacts, facts_of, found_here
+from sparkpin.serve.address import Address, key_path
+from sparkpin.serve.clients import ServerFacts, clients, facts_of, found_here
+from sparkpin.serve.served import Served
 
 PATHS = Paths(PROJECT, Path("cache"), Path("home"))
 
@@ -46,12 +51,12 @@ def checked(tool: str, text: str) -> Any:
 
 
 def written(tool: str, facts: ServerFacts) -> Any:
-    return checked(tool, CLIENTS[tool].write(facts))
+    return checked(tool, clients()[tool].write(facts))
 
 
 def sourced(tool: str, facts: ServerFacts, **env: str) -> dict[str, str]:
     """The variables that its lines leave in a shell."""
-    lines = f"{CLIENTS[tool].write(facts)}\nenv -0"
+    lines = f"{clients()[tool].write(facts)}\nenv -0"
     env = {"PATH": os.environ["PATH"], "SPARK_KEY": "a secret", **env}
     out = subprocess.run(["sh", "-c", lines], env=env, capture_output=True, text=True, check=True).stdout
     return dict(entry.split("=", 1) for entry in out.rstrip("\0").split("\0"))
@@ -92,7 +97,7 @@ def test_litellm() -> None:
 
 def test_what_the_schema_does_not_know_is_noticed() -> None:
     """So that the schemas are not passed by anything."""
-    value = json.loads(CLIENTS["opencode"].write(FULL))
+    value = json.loads(clients()["opencode"].write(FULL))
     value["provider"]["sparkpin"]["models"]["qwen/qwen3.5"]["tools"] = True
     with pytest.raises(jsonschema.ValidationError):
         checked("opencode", json.dumps(value))
@@ -108,11 +113,11 @@ def test_llm() -> None:
 
 
 def test_codex() -> None:
-    value = tomllib.loads(CLIENTS["codex"].write(BARE))
+    value = tomllib.loads(clients()["codex"].write(BARE))
     provider = value["model_providers"][value["model_provider"]]
     assert (value["model"], value["model_context_window"]) == ("tiny: #1", 2048)
     assert (provider["base_url"], provider["env_key"]) == ("https://spark.local/v1", "SPARK_KEY")
-    assert "env_key" not in tomllib.loads(CLIENTS["codex"].write(FULL))["model_providers"]["sparkpin"]
+    assert "env_key" not in tomllib.loads(clients()["codex"].write(FULL))["model_providers"]["sparkpin"]
 
 
 @pytest.mark.parametrize("facts", [FULL, BARE], ids=["full", "bare"])
@@ -129,6 +134,43 @@ def test_lines_for_a_shell(facts: ServerFacts) -> None:
     models = {value for name, value in claude.items() if name.startswith("ANTHROPIC_") and name.endswith("MODEL")}
     assert models == {facts.model}, "it asks for no model that is not served"
     assert int(claude["CLAUDE_CODE_MAX_OUTPUT_TOKENS"]) == facts.output, "its own 32,000 are refused by small contexts"
+
+
+@pytest.mark.parametrize("tool", ["openai", "open-webui", "claude"])
+def test_lines_for_a_shell_of_this_machine_take_the_key_from_its_file(tool: str, tmp_path: Path) -> None:
+    file = tmp_path / "ke y"
+    file.write_text("the key\n")
+    found = sourced(tool, dataclasses.replace(FULL, key_file=str(file), cert="/a cert.pem"))
+    assert "the key" in found.values() and "not-needed" not in found.values()
+    assert found.get("SSL_CERT_FILE") == ("/a cert.pem" if tool == "openai" else None)
+
+
+@pytest.mark.parametrize(("tool", "url"), [("openai", ""), ("openai", "http://spark:8000"), ("opencode", "")])
+def test_a_server_s_key_is_never_called_needless(
+    tool: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In lines for a shell of this machine it comes from its file, else from a variable."""
+    paths, address = Paths(PROJECT, tmp_path / "cache", tmp_path / "home"), Address(host="0.0.0.0")
+    server: Any = SimpleNamespace(name="c", status="running")
+    found = Served(str(paths.home), "smollm2", "sparkpin/r:v2-1", "m", address, "x", server, None)
+    made = dataclasses.replace(release(1), argv=("vllm", "serve", "/model", "--max-model-len", "2048"))
+    for place, name, value in (
+        (task, "engine_of", None),
+        (task, "service_of", None),
+        (task.served, "describe", found),
+        (task, "context_of", None),
+        (task.Releases, "get", made),
+    ):
+        monkeypatch.setattr(place, name, lambda *_, value=value: value)
+    file = key_path(paths, "smollm2")
+    file.parent.mkdir(parents=True)
+    file.write_text("the key\n")
+    task.client(paths, tool, url=url)  # type: ignore[arg-type]
+    printed = capsys.readouterr()
+    is_here = tool == "openai" and not url
+    assert "not-needed" not in printed.out
+    assert (f"$(cat {file})" in printed.out) == is_here == (task.KEY_VARIABLE not in printed.out)
+    assert is_here == (f"export {task.KEY_VARIABLE}=$(cat {file})" not in printed.err)
 
 
 def test_cline(tmp_path: Path) -> None:
@@ -154,13 +196,13 @@ def test_tools_of_this_machine(
     assert found_here() == ["llm", "opencode"]
     task.client(PATHS)
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
-    assert names[:2] == ["llm", "opencode"] and sorted(names) == sorted(CLIENTS)
+    assert names[:2] == ["llm", "opencode"] and sorted(names) == sorted(clients())
 
 
 def test_the_task_names_them_all() -> None:
     """Its words are written out: completion and usage load no module."""
     (tool, *_) = TaskParser("sparkpin", "client").arguments
-    assert tool.choices == list(CLIENTS)
+    assert tool.choices == list(clients())
 
 
 def test_limits() -> None:
@@ -203,7 +245,7 @@ def test_what_is_printed_for_a_server(monkeypatch: pytest.MonkeyPatch, capsys: p
 
     monkeypatch.setattr(task, "facts_of_server", found)
     task.client(PATHS, "opencode", recipe="scripted-tiny", url="http://spark.local:9000", key_env="KEY")
-    assert asked == ["scripted-tiny", {"url": "http://spark.local:9000", "key": "KEY"}]
+    assert asked == ["scripted-tiny", {"url": "http://spark.local:9000", "key": "KEY", "in_file": True}]
     printed = capsys.readouterr()
     assert checked("opencode", printed.out)["provider"]["sparkpin"]["options"]["baseURL"] == URL
     assert "warning: a context of 2,048 tokens" in printed.err

@@ -17,7 +17,7 @@ from sparkpin.core.errors import BusyError, EngineError, HostError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.pins.nodes import STORE_PORT
 from sparkpin.releases import runs_here
-from sparkpin.serve import cluster, crash_facts, linked, memory_limit, served, waiting
+from sparkpin.serve import cluster, crash_facts, linked, memory_limit, served, switching
 from sparkpin.serve.cluster import Cluster, ClusterOptions
 from sparkpin.serve.link import HostFacts, Interface
 from sparkpin.serve.linked import Part
@@ -106,9 +106,9 @@ def test_a_node_that_stays_down_is_not_whole_nor_waited_for() -> None:
     both = [part("here"), part("ssh://b")]
     both[1].container.logs.return_value = b"sparkpin: starting the server\n"
     assert linked.runs_everywhere(both, 2) and not linked.runs_everywhere(both, 3)
-    assert waiting.look(both, PAIR)[0] is None
+    assert switching.look(both, PAIR)[0] is None
     both[1].container.logs.return_value = b"sparkpin: stays down: it has been started again 5 times\n"
-    assert not linked.runs_everywhere(both, 2) and "ssh://b" in str(waiting.look(both, PAIR)[0])
+    assert not linked.runs_everywhere(both, 2) and "ssh://b" in str(switching.look(both, PAIR)[0])
 
 
 def test_a_machine_that_answers_once_and_no_more_is_away(monkeypatch: pytest.MonkeyPatch) -> None:

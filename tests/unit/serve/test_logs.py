@@ -111,7 +111,7 @@ def test_a_kept_log_stands_for_no_server_that_runs(
     kept.parent.mkdir(parents=True)
     kept.write_text("why\n")
     for module in (logs, status):
-        monkeypatch.setattr(module, "services_of_home", lambda *_: run)
+        monkeypatch.setattr(module, "services", lambda *_: run)
     engine: Any = None
     logs.logs(paths, engine, None, lines=9, follow=False)
     assert capsys.readouterr().out == "why\n"

@@ -10,30 +10,37 @@ from typing import Any
 
 import pytest
 from heard import heard
+from made_releases import release
 from memory_samples import SPARK, plan_122b
 
 from sparkpin.core.errors import EngineError, HostError, InputError, ManifestError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.memory.plan import Machine, MemoryPlan
-from sparkpin.releases.container import COMPILER, compiler_jobs
+from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
-from sparkpin.serve import keys, memory_limit, unit
-from sparkpin.serve.served import Service
+from sparkpin.serve import memory_limit, service, unit
+from sparkpin.serve.address import UNCHANGED, Address, AddressOptions, key_of, key_path
+from sparkpin.serve.launch import LaunchOrder
+from sparkpin.serve.memory_limit import COMPILER, GPU_PROCESSES
+from sparkpin.serve.served import Service, read, write
 from sparkpin.serve.switching import Switch
 
 
 def test_a_key_that_others_can_read_or_that_is_none_is_refused(tmp_path: Path) -> None:
-    paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
-    key = keys.key_for(paths, "r", "0.0.0.0")
-    assert key == keys.key_for(paths, "r", "0.0.0.0") and keys.key_for(paths, "r", "127.0.0.1") is None
-    file = keys.path_of(paths, "r")
+    paths, mine = Paths(tmp_path, tmp_path / "cache", tmp_path / "home"), release(1)
+    everywhere = Address(host="0.0.0.0")
+    key = key_of(paths, mine, everywhere)
+    assert key == key_of(paths, mine, everywhere) and key_of(paths, mine, Address(host="::1")) is None
+    file = key_path(paths, mine.recipe)
     file.chmod(0o640)
     with pytest.raises(InputError, match="mode 640 lets others read"):
-        keys.key_for(paths, "r", "0.0.0.0")
+        key_of(paths, mine, everywhere)
     file.chmod(0o600)
     file.write_text("short\n")
     with pytest.raises(InputError, match="at least 16"):
-        keys.key_for(paths, "r", "0.0.0.0")
+        key_of(paths, mine, everywhere)
+    brought = dataclasses.replace(mine, env={"VLLM_API_KEY": "k"})
+    assert key_of(paths, brought, everywhere) == "k"
 
 
 def test_the_page_cache_is_dropped_where_that_is_allowed(tmp_path: Path) -> None:
@@ -76,41 +83,47 @@ def test_a_machine_s_plan_is_of_its_own_memory(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(memory_limit, "plan_of", plan_of)
     engine: Any = SimpleNamespace(info={"MemTotal": SPARK.total, "NCPU": 20})
-    release: Any = None
-    room = memory_limit.room_for(Paths(tmp_path, tmp_path, tmp_path), engine, release, tmp_path, free=100 << 30)
+    monkeypatch.setattr(running, "folder_size", lambda _: 66 << 30)
+    room = memory_limit.room_for(Paths(tmp_path, tmp_path, tmp_path), engine, release(1), tmp_path, free=100 << 30)
     assert [(one.total, one.free) for one in seen] == [(SPARK.total, 100 << 30)]
     assert room.plan is not None and room.limit < room.plan.needed
 
 
-def test_without_a_plan_the_limit_holds_the_compilers_of_a_first_start(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(("memory", "weights", "jobs"), [(24, 0, 1), (121, 66, 4), (121, 0, 12), (1000, 0, 20)])
+def test_compilers_take_no_more_than_the_machine_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, memory: int, weights: int, jobs: int
 ) -> None:
-    """MAX_JOBS counts on it, whatever the weights are."""
+    """8 GiB each, beside 16 GiB and the weights; one at least, and one a core at most. Without a plan, too: the limit
+    holds them, and MAX_JOBS has their number unless the release has one."""
 
     def plan_of(*_: Any) -> MemoryPlan:
         raise ManifestError("r.yaml", "layer_types", "sliding_attention", "full_attention")
 
     monkeypatch.setattr(memory_limit, "plan_of", plan_of)
-    engine: Any = SimpleNamespace(info={"MemTotal": SPARK.total, "NCPU": 20})
-    release: Any = None
-    limits = list[int]()
-    for gpus in (False, True):
+    monkeypatch.setattr(running, "folder_size", lambda _: weights << 30)
+    monkeypatch.setattr(running, "cache_volume", lambda *_: "cache")
+    engine: Any = SimpleNamespace(info={"MemTotal": memory << 30, "NCPU": 20})
+    for gpus, compilers in ((False, None), (True, jobs)):
         monkeypatch.setattr(memory_limit, "uses_gpu", lambda *_, gpus=gpus: gpus)
-        limits.append(memory_limit.room_for(Paths(tmp_path, tmp_path, tmp_path), engine, release, tmp_path).limit)
-    compilers = compiler_jobs(SPARK.total, 20) * COMPILER
-    assert limits[0] < compilers < limits[1]
+        room = memory_limit.room_for(Paths(tmp_path, tmp_path, tmp_path), engine, release(1), tmp_path)
+        assert room.compilers == compilers and room.why and room.limit < memory << 30
+        own = dataclasses.replace(release(1), env={"MAX_JOBS": "99"})
+        for one, wanted in ((release(1), compilers and str(compilers)), (own, "99")):
+            made = running.server_settings(engine, one, "v", "/s", None, room.compilers, memory=1, gpus=gpus)
+            assert made["environment"].get("MAX_JOBS") == wanted
+    if memory > 24:
+        assert room.limit >= GPU_PROCESSES + jobs * COMPILER
 
 
 def test_what_needs_more_than_is_free_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_122b("--gpu-memory-utilization 0.9 --max-num-seqs 16", dataclasses.replace(SPARK, free=80 << 30))
-    release: Any = SimpleNamespace(tag="sparkpin/r:base-1")
     monkeypatch.setattr(memory_limit, "available", lambda: plan.needed)
-    memory_limit.require_room(memory_limit.Room(1, plan), release)
+    memory_limit.require_room(memory_limit.Room(1, plan), release(1))
     monkeypatch.setattr(memory_limit, "available", lambda: 80 << 30)
     with pytest.raises(
         HostError, match=r"needs .* GiB, and 80.00 GiB are free\n  next: .*--gpu-memory-utilization 0\."
     ):
-        memory_limit.require_room(memory_limit.Room(1, plan), release)
+        memory_limit.require_room(memory_limit.Room(1, plan), release(1))
 
 
 def test_why_a_start_failed_is_told_where_going_back_fails_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -129,3 +142,35 @@ def test_why_a_start_failed_is_told_where_going_back_fails_too(monkeypatch: pyte
     with pytest.raises(SmokeError, match="no such architecture"):
         switch.carry_out()
     assert "no answer" in said[-1]
+
+
+def test_what_was_stopped_after_serve_read_its_record_does_not_come_back(tmp_path: Path) -> None:
+    paths, engine, order = Paths(tmp_path, tmp_path, tmp_path), None, launch_order(tmp_path)
+    wanted, stopped = Service(orders=(order,)), Service(address=Address(port=8001))
+    write(tmp_path, "r", stopped)
+    switch = Switch(paths, engine, "r", wanted, wanted, {}, (), False, None, 0)  # type: ignore[arg-type]
+    with pytest.raises(SmokeError, match="stopped"):
+        switch.carry_out()
+    assert read(tmp_path, "r") == stopped
+
+
+def launch_order(checkpoint: Path) -> LaunchOrder:
+    return LaunchOrder(release(1), checkpoint, memory=None, gpus=False, labels={}, timeout=1)
+
+
+@pytest.mark.parametrize(
+    ("host", "cert", "warned"), [("127.0.0.1", "", False), ("0.0.0.0", "", True), ("0.0.0.0", "c", False)]
+)
+def test_a_key_in_the_clear_is_told_at_each_start(
+    monkeypatch: pytest.MonkeyPatch, host: str, cert: str, warned: bool
+) -> None:
+    for name in ("read_tls", "require_free"):
+        monkeypatch.setattr(service, name, lambda *_: None)
+    said, record = heard(), Service(address=Address(host=host, cert=cert))
+    for known, options in ((Service(), AddressOptions(host=host)), (record, UNCHANGED)):
+        engine: Any = None
+        if cert and options != UNCHANGED:
+            options = AddressOptions(host=host, tls_cert=cert, tls_key="k")
+        service.new_address(engine, release(1), options, known, None)
+        assert any("--tls-cert" in line for line in said) == warned
+        said.clear()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from sparkpin.serve import waiting
+from sparkpin.serve import switching
 from sparkpin.smoke.startup import Startup
 
 START = b"""(APIServer pid=1) INFO 11-22 02:30:25 [api_utils.py:347]   version 0.32.0
@@ -36,12 +34,6 @@ def test_stages_and_percents_of_a_start() -> None:
     }
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"seconds": "long"}', '{"seconds": 1, "began": []}'])
-def test_a_note_of_the_last_start_that_is_damaged_is_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / waiting.START_FILE).write_text(text)
-    assert waiting.last_start(tmp_path) is None
-
-
 @pytest.mark.parametrize(
     ("readings", "seconds", "quiet"),
     [
@@ -55,5 +47,5 @@ def test_requests_under_way_are_waited_for_and_not_for_ever(
     readings: list[int | None], seconds: float, quiet: bool
 ) -> None:
     left = iter(readings)
-    assert waiting.wait_quiet(lambda: next(left), seconds) is quiet
+    assert switching.wait_quiet(lambda: next(left), seconds) is quiet
     assert list(left) == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,22 +18,26 @@ from sparkpin.cli import serve as task
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.releases.container import HOME_LABEL
-from sparkpin.serve import asking, keys, status, unit
+from sparkpin.serve import clients, status, unit
 from sparkpin.serve import served as records
 from sparkpin.serve.address import Address, Limits
 from sparkpin.serve.cluster import Cluster
 from sparkpin.serve.served import Served, Service, read, record_path, write
 
 
-def test_a_server_that_another_run_has_just_replaced_starts() -> None:
+def served_at(home: Path, address: Address, model: str = "m", **more: Any) -> Served:
+    """Of which no container is asked."""
+    server: Any = SimpleNamespace(name="c", status="running", attrs={"State": {"Status": "running"}}, **more)
+    return Served(str(home), "r", "sparkpin/r:v2-1", model, address, "" if address.is_local else "x", server, None)
+
+
+def test_a_server_that_another_run_has_just_replaced_starts(tmp_path: Path) -> None:
     """A double: the moment between the engine's list and its log cannot be had otherwise."""
 
     def gone(**_: object) -> bytes:
         raise docker.errors.NotFound("No such container")
 
-    served = Served("h", "r", "sparkpin/r:v2-1", "c", "127.0.0.1", 8000, "m", "running", False)
-    container: Any = SimpleNamespace(logs=gone, attrs={"State": {"Status": "running"}})
-    assert status.state_of(served, container).startswith(status.STARTS)
+    assert status.state_of(served_at(tmp_path, Address(), logs=gone)).startswith(status.STARTS)
 
 
 STATISTICS = """(APIServer pid=7) INFO 11-29 10:06:55 [loggers.py:1] Avg prompt throughput: 9.9 tokens/s, Running: {}
@@ -56,34 +59,33 @@ def test_the_load_is_what_vllm_wrote_last(log: str, load: str) -> None:
     assert status.load_of(container) == load
 
 
-def test_lines_for_a_shell_are_quoted(tmp_path: Path) -> None:
+def test_the_line_to_try_is_quoted_for_a_shell(tmp_path: Path) -> None:
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "ho me")
-    served = Served(str(paths.home), "r", "sparkpin/r:v2-1", "c", "0.0.0.0", 8000, "a 'b", "running", True, key="x")
-    words = shlex.split(asking.curl_line(paths, served))
+    served = served_at(paths.home, Address(host="0.0.0.0"), "a 'b")
+    line = clients.curl_line(paths, served)
+    words = shlex.split(line)
     assert json.loads(words[words.index("-d") + 1])["model"] == "a 'b" and "--cacert" not in words
-    assert f"$(cat '{paths.home}/keys/r')" in asking.curl_line(paths, served)
-    signed = dataclasses.replace(served, cert=certificate(tmp_path / "own")[0])
-    assert "--cacert" in shlex.split(asking.curl_line(paths, signed))
+    assert f"$(cat '{paths.home}/keys/r')" in line
+    signed = served_at(paths.home, Address(host="0.0.0.0", cert=certificate(tmp_path / "own")[0]))
+    assert "--cacert" in shlex.split(clients.curl_line(paths, signed))
 
 
-def test_a_shell_takes_the_lines_of_env_as_they_are_meant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("json", [False, True])
+def test_one_recipe_is_shown_alone_and_one_that_is_none_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], json: bool
 ) -> None:
-    """Without an engine: what it is asked for is given here."""
-    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
-    name = "a '$(touch /tmp/no) b"
-    served = Served(str(paths.home), "r", "sparkpin/r:v2-1", "c", "0.0.0.0", 8000, name, "running", True, key="x")
-    for what, value in (("service_of", None), ("describe", served)):
-        monkeypatch.setattr(asking, what, lambda *_, value=value: value)
-    with pytest.raises(InputError):
-        asking.show_env(paths, None, None)  # type: ignore[arg-type]
-    path = keys.path_of(paths, "r")
-    path.parent.mkdir(parents=True)
-    path.write_text("k-e;y\n")
-    asking.show_env(paths, None, None)  # type: ignore[arg-type]
-    script = f'{capsys.readouterr().out}\nprintf \'%s\\n\' "$OPENAI_BASE_URL" "$OPENAI_API_KEY" "$OPENAI_MODEL"'
-    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["http://127.0.0.1:8000/v1", "k-e;y", name]
+    paths, engine = Paths(PROJECT, tmp_path / "cache", tmp_path), Any
+    run = [dataclasses.replace(served_at(tmp_path, Address()), recipe=name, ready=True) for name in ("one", "other")]
+    monkeypatch.setattr(status, "served_here", lambda _: run)
+    monkeypatch.setattr(status, "load_of", lambda _: "")
+    status.status(paths, engine, "one", as_json=json)  # also of a recipe that is in no file any more
+    shown = capsys.readouterr().out
+    assert "one" in shown and "other" not in shown
+    with pytest.raises(InputError) as caught:
+        status.status(paths, engine, "smolm2", as_json=json)
+    assert "smollm2" in str(caught.value)
+    status.status(paths, engine, "smollm2", as_json=json)
+    assert "other" not in capsys.readouterr().out
 
 
 def test_an_address_of_another_version_is_not_kept(tmp_path: Path) -> None:
@@ -119,14 +121,14 @@ def test_a_server_whose_record_cannot_be_read_is_not_asked(
         path.write_text(record)
     attrs: dict[str, Any] = {"HostConfig": {"PortBindings": {"8000/tcp": [{"HostIp": "::1", "HostPort": "8001"}]}}}
     proxy: Any = SimpleNamespace(status="running", attrs=attrs)
-    monkeypatch.setattr(records, "proxy_of", lambda *_: proxy)
+    monkeypatch.setattr(records, "find", lambda *_: proxy)
     monkeypatch.setattr(records, "client_of", lambda *_: pytest.fail("asked"))
     labels, engine = {HOME_LABEL: str(tmp_path), records.LABEL: "r"}, Any
     for health in ("healthy", "starting"):
         state = {"Health": {"Status": health}}
         server: Any = SimpleNamespace(labels=labels, name="s", status="running", attrs={"State": state})
         found = records.describe(engine, server)
-        assert (found.host, found.port, found.ready) == ("::1", 8001, health == "healthy")
+        assert (found.address.host, found.address.port, found.ready) == ("::1", 8001, health == "healthy")
 
 
 def test_the_unit_of_another_folder_s_project_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -138,6 +138,7 @@ def compared(
     monkeypatch.setattr(kernels, "container_of", container_of)
     monkeypatch.setattr(Container, "reload", lambda self: None)
     monkeypatch.setattr(running, "log_of", lambda container: log)
+    monkeypatch.setattr(running, "stays_down", lambda container: False)
     engine: Any = None
     return kernels.compare(site, engine, WITH_KERNELS, limit=0.5), given
 

@@ -31,7 +31,8 @@ from sparkpin.pins.vllm_flags import drop_flags, served_name
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, now
 from sparkpin.releases.runs_here import uses_gpu
-from sparkpin.serve import keys, served
+from sparkpin.serve import served
+from sparkpin.serve.address import key_of
 from sparkpin.serve.proxy import requests_under_way
 from sparkpin.smoke.answers import Wrong, json_of
 from sparkpin.smoke.client import Client
@@ -113,26 +114,25 @@ def compare(
 def target_of(paths: Paths, engine: Engine, release: Release) -> Iterator[BenchTarget]:
     """The release's service, asked by its proxy, which goes on afterwards; else a server of its own, which ends."""
     container = served.find(engine, served.name_of(paths, release.recipe))
-    proxy = served.proxy_of(engine, container) if container else None
     known = served.describe(engine, container) if container else None
-    if container is None or proxy is None or known is None or known.release != release.tag or not known.ready:
+    if known is None or known.proxy is None or known.release != release.tag or not known.ready:
         with own_target(paths, engine, release) as target:
             yield target
         return
     say(f"{release.tag} is being served: that server is measured, and not restarted")
-    if under_way := requests_under_way(proxy):
+    if under_way := requests_under_way(known.proxy):
         raise BusyError(
             f"{known.container} answers {under_way} requests of others, which a benchmark would measure as well",
             next_step="wait until they are done, or invoke stop and then the same command again",
         )
-    key = keys.key_of(paths, release, known.host)
+    key = key_of(paths, release, known.address)
 
     def connect(timeout: float) -> Client:
         return served.client_of(known, key, timeout)
 
     with alone(paths, engine), connect(REQUEST_SECONDS) as client:
         try:
-            yield BenchTarget(release, container, client, connect, None)
+            yield BenchTarget(release, known.server, client, connect, None)
         except (Wrong, Fault) as fault:
             raise SmokeError(f"{release.tag}: {fault}", next_step="invoke status, invoke logs") from None
 
