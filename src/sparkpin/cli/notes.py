@@ -12,7 +12,7 @@ from sparkpin.core.terminal import say, show
 from sparkpin.host.engine import Engine
 from sparkpin.pins.mods import templates_of
 from sparkpin.pins.vllm_command import overruled
-from sparkpin.releases.current import not_passed
+from sparkpin.releases.current import how_it_failed, not_passed
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, with_others
 
@@ -67,10 +67,9 @@ def report(paths: Paths, made: tuple[Release, ...], *, smoked: bool = True, serv
     if failed and smoked:
         for release in failed:
             for failure in release.smoke_failures:
-                show(f"{release.tag}: {failure}")
-        file = "server.log" if failed[0].smoke_served else "inspection.json"
-        step = f"invoke smoke {failed[0].tag} repeats it; read {records.evidence(failed[0])}/smoke/{file}"
-        raise SmokeError(f"{len(failed)} of {len(made)} smoke tests failed; their images are kept", next_step=step)
+                show(f"{release.tag}: {failure.splitlines()[0]}")  # the test itself has printed all of it
+        cause = f"{len(failed)} of {len(made)} smoke tests failed; their images are kept"
+        raise SmokeError(cause, next_step=how_it_failed(paths, failed[0]))
     serve_it = f"invoke serve --recipe {newest.recipe}"
     if waiting := sum(release.state == "built" for release in made):
         show(f"next: invoke smoke ({waiting} of these not yet smoked)")

@@ -35,14 +35,29 @@ def promote(paths: Paths, engine: Engine, release: Release, *, accepted: Mapping
 
 
 def not_passed(paths: Paths, release: Release) -> InputError:
+    """Of one whose test failed the next step is its evidence, and the last one that passed: another test would say the
+    same."""
     why = f" (smoke test {release.smoke_text})" if release.smoke else ""
-    there = f", where it can run: {release.smoke_why}" if release.smoke_inspected else ""
-    same = [one for one in Releases(paths).readable(release.recipe)[0] if one.is_good and one.stage == release.stage]
-    there += f"; or take the newest of its stage that passed: {same[-1].tag}" if same else ""
+    passed = [one for one in Releases(paths).readable(release.recipe)[0] if one.is_good]
+    passed = [one for one in passed if one.stage == release.stage] or passed
+    instead = f"; or take the last that passed: invoke serve {passed[-1].tag}" if passed else ""
+    if release.smoke_failed:
+        step = how_it_failed(paths, release)
+    else:
+        there = f", where it can run: {release.smoke_why}" if release.smoke_inspected else ""
+        step = with_others(paths, release) or f"invoke smoke {release.tag}{there}"
     return InputError(
         f"{release.tag} is {release.state}{why}; only a release that passed its smoke test is promoted or served",
-        next_step=with_others(paths, release) or f"invoke smoke {release.tag}{there}",
+        next_step=step + instead,
     )
+
+
+def how_it_failed(paths: Paths, release: Release) -> str:
+    """What to do about a smoke test that failed."""
+    failed = {check["name"] for check in (release.smoke or {}).get("checks", ()) if not check["passed"]}
+    file = "inspection.json" if not release.smoke_served else "server.log" if "start" in failed else "exchanges.jsonl"
+    evidence = Releases(paths).evidence(release) / "smoke" / file
+    return f"read {evidence}; once the cause is gone, invoke smoke {release.tag} tests it again"
 
 
 def make_current(
@@ -102,6 +117,8 @@ def require_current(records: Releases, recipe: str) -> Release:
     known = records.of_recipe(recipe)
     if good := [release for release in known if release.is_good]:
         step = f"invoke promote {good[-1].tag}"
+    elif known and known[-1].smoke_failed:
+        step = how_it_failed(records.paths, known[-1])
     elif known:
         step = f"invoke smoke {known[-1].tag}, then invoke promote {known[-1].tag}"
     else:

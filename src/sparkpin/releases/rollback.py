@@ -9,7 +9,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.host.engine import Engine
 from sparkpin.releases import lookup, quality_gate
-from sparkpin.releases.current import GoneError, require_current, require_parts
+from sparkpin.releases.current import GoneError, not_passed, require_current, require_parts
 from sparkpin.releases.promotions import ways_back
 from sparkpin.releases.record import Release, Releases
 
@@ -72,7 +72,7 @@ def require_target(paths: Paths, engine: Engine, recipe: str, to: str, check: Ch
 def require_good(paths: Paths, engine: Engine, release: Release, check: Check) -> None:
     """Raises what keeps a release from becoming current."""
     if not release.is_good:
-        raise InputError(f"{release.tag} is {release.state} now", next_step=f"invoke smoke {release.tag}")
+        raise not_passed(paths, release)
     require_parts(paths, engine, release)
     quality_gate.check(paths, release, accepted="")
     check(release)

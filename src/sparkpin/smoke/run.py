@@ -24,6 +24,7 @@ from sparkpin.host.engine import Engine
 from sparkpin.host.fingerprint import Fingerprint, read_fingerprint
 from sparkpin.pins.vllm_flags import served_name
 from sparkpin.releases import container as running
+from sparkpin.releases.current import how_it_failed
 from sparkpin.releases.record import PRIVATE, Release
 from sparkpin.smoke import drift, metrics, mods
 from sparkpin.smoke.answers import speed_of
@@ -93,7 +94,8 @@ def own_server(
         started(paths, release, place, gpus=gpus, timeout=timeout, places=places) as server,
         Client.unix(server.socket, timeout=limit) as client,
     ):
-        server.wait_ready(client)
+        tag = release.tag
+        server.wait_ready(client, how_it_failed(paths, release) if release.smoke_failed else f"invoke smoke {tag}")
         yield server, client
 
 

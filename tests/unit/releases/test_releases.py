@@ -12,7 +12,7 @@ from held_lock import held_lock
 from made_releases import release, states
 
 from sparkpin.cli import notes
-from sparkpin.core.errors import BusyError, InputError, IntegrityError, ManifestError
+from sparkpin.core.errors import BusyError, InputError, IntegrityError, ManifestError, SparkpinError
 from sparkpin.core.files import lock
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
@@ -50,6 +50,29 @@ def test_who_asks_for_what_failed_learns_which_of_its_stage_passed_last(records:
         current.promote(records.paths, cast(Engine, None), newest)
     assert newest.state == "failed" and release(2, "passed").tag in caught.value.next_step
     assert release(3, "passed", stage="base").tag not in caught.value.next_step
+
+
+@pytest.mark.parametrize(("failed", "file"), [("start", "server.log"), ("chat", "exchanges.jsonl")])
+def test_after_a_failed_smoke_test_each_next_step_is_its_evidence(
+    records: Releases, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failed: str, file: str
+) -> None:
+    """`serve` named `smoke`, and that itself. The test has printed why it failed, so that is not told once more."""
+    monkeypatch.setattr(notes, "obstacle", lambda *_, **__: "")
+    checks = [{"name": failed, "passed": False, "detail": "it ended\nfirst error: why"}]
+    one = release(4, "failed", smoke={"passed": False, "seconds": 1.0, "checks": checks})
+    records.save(one)
+    paths, engine = records.paths, cast(Engine, None)
+    for ask in (
+        lambda: current.promote(paths, engine, one),
+        lambda: notes.require_runnable(paths, engine, one, to_serve=True),
+        lambda: notes.report(paths, (one,)),
+        lambda: current.require_current(records, "tiny"),
+    ):
+        with pytest.raises(SparkpinError) as caught:
+            ask()
+        assert caught.value.next_step.startswith(f"read {records.evidence(one)}/smoke/{file}")
+    shown = capsys.readouterr()
+    assert "it ended" in shown.out and "first error" not in shown.out + shown.err
 
 
 def test_a_record_comes_back_as_it_was(records: Releases) -> None:
