@@ -38,7 +38,6 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import service
 from sparkpin.serve.address import key_path
 from sparkpin.serve.served import PROXY, name_of, status
-from sparkpin.serve.served import parts as parts_of
 from sparkpin.smoke.server import containers_of, prefix
 
 pytestmark = pytest.mark.slow
@@ -77,8 +76,8 @@ class Site:
     @property
     def parts(self) -> list[Container]:
         """The server first."""
-        home = str(self.paths.home)
-        found = [c for c in parts_of(self.engine) if c.labels["sparkpin.home"] == home]
+        filters = {"label": f"sparkpin.home={self.paths.home}"}
+        found = self.engine.client.containers.list(all=True, filters=filters, ignore_removed=True)
         return sorted(found, key=lambda container: str(container.name))
 
     def ask(self, key: str, port: int = 0) -> int:
