@@ -13,7 +13,7 @@ from client_tools import CONTINUE, continue_reads, events, node, opencode
 from fake_vllm import Handler, TcpServer, serving
 
 from benchmarks.scripted_tiny.scripts import ANSWER, TOOL
-from sparkpin.serve.clients import CLIENTS, ServerFacts
+from sparkpin.serve.clients import ServerFacts, clients
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("facts", [FULL, BARE], ids=["full", "bare"])
 def test_opencode_takes_each_word_as_it_is_meant(facts: ServerFacts, tmp_path: Path) -> None:
     """It passes over words that it does not know, so what it understood is asked, not only whether it complains."""
-    said = opencode(tmp_path, CLIENTS["opencode"].write(facts), "models", "sparkpin", "--verbose")
+    said = opencode(tmp_path, clients()["opencode"].write(facts), "models", "sparkpin", "--verbose")
     name, _, described = said.partition("\n")
     assert name == f"sparkpin/{facts.model}"
     model = json.loads(described)
@@ -42,7 +42,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_opencode_calls_a_tool_and_has_a_key(recorded: str, tmp_path: Path) -> None:
     facts = ServerFacts(recorded, "scripted-tiny", "tiny", 8192, 2048, ("text",), True, True, key="SPARK_KEY")
-    config = CLIENTS["opencode"].write(facts)
+    config = clients()["opencode"].write(facts)
     ask = ("run", "--agent", "brief", "--format", "json", "What is the weather in Ankara?")
     parts = events(opencode(tmp_path, config, *ask, env={"SPARK_KEY": "a secret"}))
     ((called, arguments),) = TOOL.calls
@@ -55,7 +55,7 @@ def test_opencode_calls_a_tool_and_has_a_key(recorded: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("facts", [FULL, BARE], ids=["full", "bare"])
 def test_continue_s_own_schema_keeps_every_word(facts: ServerFacts) -> None:
     """It drops words that it does not know."""
-    text = CLIENTS["continue"].write(facts)
+    text = clients()["continue"].write(facts)
     parsed, checked = continue_reads(text)
     assert parsed == yaml.safe_load(text)
     assert checked.returncode == 0, checked.stdout + checked.stderr
