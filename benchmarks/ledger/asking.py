@@ -31,9 +31,8 @@ from sparkpin.measure.quality.run import QualityMeasured, Reading
 from sparkpin.releases.record import Demands
 from sparkpin.smoke import metrics
 from sparkpin.smoke.answers import Wrong, json_of, only_choice
-from sparkpin.smoke.client import Client
+from sparkpin.smoke.client import Client, Fault
 from sparkpin.smoke.expectations import Case, expectations, said
-from sparkpin.smoke.replies import Fault
 from sparkpin.smoke.subject import SmokeSubject
 
 DEMANDS = Demands(checks=(), mods=(), acceptance_floor=None, scripted=False)

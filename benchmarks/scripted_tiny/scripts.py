@@ -59,7 +59,7 @@ class Script:
 MODES: tuple[Script, ...] = tuple(map(Script.read, DATA["modes"]))
 """The scripts that a chat template can choose. Their order fixes token ids: append, do not reorder."""
 CHAT, TOOL, LONG, ANSWER, CALLS, WRITE, INSIDE = MODES
-WEATHER_TOOL: dict[str, Any] = table().requests["weather"]["tools"][0]
+WEATHER_TOOL: dict[str, Any] = table()["requests"]["weather"]["tools"][0]
 COMPLETION = Script.read(DATA["completion"])
 """It continues any prompt whose last token is in no script; "m" and ":" are such tokens."""
 

@@ -1,4 +1,4 @@
-"""Tables of benchmarks/notes/performance.md from data/table.json: PYTHONPATH=src python benchmarks/stage_table/report.py"""
+"""Tables of ../notes/performance.md from data/table.json: PYTHONPATH=src python benchmarks/stage_table/report.py"""
 
 from __future__ import annotations
 

@@ -37,6 +37,7 @@ from sparkpin.pins.schema import LockedDeb
 from sparkpin.releases import quality_record as quality
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
+from sparkpin.smoke.evidence import Evidence
 from sparkpin.upgrade import bisect_plan as planning
 from sparkpin.upgrade import bump_record as record
 from sparkpin.upgrade import bump_run as run
@@ -183,10 +184,10 @@ def fake_engine(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
             checks += [{"name": "chat", "passed": True, "detail": ""}]
             Releases(paths).smoked(release.tag, {"passed": not what, "seconds": 1.0, "checks": checks})
 
-    def run_smoke(paths: object, engine: object, release: Release, serving: object) -> tuple[object, None]:
+    def run_smoke(paths: object, engine: object, release: Release, serving: object) -> Evidence:
         assert release.demands.checks == ("tool-call",), "what failed is asked again, and nothing else"
         what = site.turned(release, "smoke")
-        return SimpleNamespace(checks=[SimpleNamespace(name="tool-call", passed=not what, detail=what)]), None
+        return Evidence({"checks": [{"name": "tool-call", "passed": not what, "detail": what}]}, {})
 
     def measure_quality(paths: object, engine: object, release: Release, reference: Release) -> quality.QualityRecord:
         site.asked.append("quality")
@@ -222,9 +223,6 @@ def fake_engine(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         "build_releases": build,
         "run_smoke": run_smoke,
         "own_server": lambda *_, **__: None,
-        "memory_limit": SimpleNamespace(place_for=lambda *_, **__: None),
-        "checkpoint_of": lambda *_: Path(),
-        "uses_gpu": lambda *_: False,
         "inspect": lambda *_, **more: SimpleNamespace(errors=[], verdict="inspected"),
     }.items():
         monkeypatch.setattr(steps, name, value)

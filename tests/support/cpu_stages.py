@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,15 +17,15 @@ from watched import free_port
 from sparkpin.build.make import checkpoint_of
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
-from sparkpin.releases.container import ready_timeout
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import served as served_names
 from sparkpin.serve import service
 from sparkpin.serve.address import NONE, AddressOptions, key_path
+from sparkpin.serve.proxy import before
 from sparkpin.serve.served import Served
 from sparkpin.smoke.client import Client
 from sparkpin.smoke.run import subject_of
-from sparkpin.smoke.server import Place, Server, started
+from sparkpin.smoke.server import Place, Server, own_server
 from sparkpin.smoke.subject import SmokeSubject
 
 
@@ -96,21 +96,16 @@ def server(
     service.stop(made.paths, Engine.connect(), None)
 
 
-@contextmanager
-def ready(own: Paths, release: Release, model: Path, timeout: float = 1200) -> Iterator[tuple[Server, Client]]:
+def ready(
+    own: Paths, release: Release, model: Path, timeout: int = 1200
+) -> AbstractContextManager[tuple[Server, Client]]:
     """A server of the release that answers. own: with a home of the test's, so that its container is no leftover of
     ours; timeout: seconds of an answer."""
-    engine = Engine.connect()
-    with (
-        started(own, release, Place(engine, model, None), gpus=False, timeout=ready_timeout(model)) as server,
-        Client.unix(server.socket, timeout=timeout) as client,
-    ):
-        server.wait_ready(client)
-        yield server, client
+    return own_server(own, release, Place(Engine.connect(), model, None), limit=timeout)
 
 
 @contextmanager
 def asked(own: Paths, release: Release, model: Path) -> Iterator[SmokeSubject]:
     """What checks are asked of, of a `ready` server."""
-    with ready(own, release, model) as (server, client):
+    with before(own, ready(own, release, model)) as (server, client):
         yield subject_of(release, client, server)

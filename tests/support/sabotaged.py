@@ -14,9 +14,11 @@ from places import PROJECT, SUPPORT
 
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Release
+from sparkpin.serve.proxy import before
 from sparkpin.smoke.checks import run_check
-from sparkpin.smoke.drift import Reference
+from sparkpin.smoke.logprobs import Reference
 from sparkpin.smoke.run import subject_of
+from sparkpin.smoke.server import Server
 from sparkpin.smoke.subject import SmokeSubject
 
 sys.path.append(str(SUPPORT / "sabotage"))
@@ -40,12 +42,12 @@ def readable(model: Path) -> None:
 class Broken:
     """A server that can be broken."""
 
-    folder: Path  # of its socket
+    server: Server
     subject: SmokeSubject
 
     def by(self, name: str) -> None:
         """Until it is so; "" mends it."""
-        switch(self.folder, name)
+        switch(self.server.socket.parent, name)
 
     def verdicts(self, *names: str) -> dict[str, str]:
         results = [run_check(name, self.subject) for name in names]
@@ -58,5 +60,5 @@ def serving(release: Release, model: Path, home: Path, reference: Reference | No
     """home: of the test's own, so that its containers are no leftovers of the machine's."""
     readable(model)
     own = dataclasses.replace(Paths.from_env(PROJECT), home=home)
-    with ready(own, release, model) as (server, client):
-        yield Broken(server.socket.parent, subject_of(release, client, server, reference=reference))
+    with before(own, ready(own, release, model)) as (server, client):
+        yield Broken(server, subject_of(release, client, server, reference=reference))

@@ -48,9 +48,12 @@ def bench(
     invoke bench --quick
     invoke bench --compare v2 v2-tq
     """
-    if rounds == 0 or (compare and not tag) or (rounds and not compare):
-        how = "--compare A goes with a tag B, and --rounds with both, 1 or more"
-        raise InputError(how, next_step=f"invoke bench --compare A B --rounds {ROUNDS}")
+    if compare and not tag:
+        cause = f"--compare {compare}: expected a second release to compare it with, as TAG"
+        raise InputError(cause, next_step=f"invoke bench --compare {compare} TAG")
+    if rounds is not None and (rounds < 1 or not compare):
+        cause = f"--rounds: got {rounds}, expected 1 or more, and --compare"
+        raise InputError(cause, next_step=f"invoke bench --compare A B --rounds {ROUNDS}")
     engine, records = engine_of(paths), Releases(paths)
     if not tag:
         tag = running_release(paths, engine, choose_known(paths, recipe)) or current_of(paths, recipe).tag

@@ -24,8 +24,7 @@ from sparkpin.releases.current import current_of
 from sparkpin.releases.record import Releases
 from sparkpin.smoke import metrics
 from sparkpin.smoke.answers import Wrong
-from sparkpin.smoke.client import OWN_HOSTS, Client
-from sparkpin.smoke.replies import Fault
+from sparkpin.smoke.client import OWN_HOSTS, Client, Fault
 
 FOLDER = "prove"
 KEPT = 64 << 20  # bytes: more than the log-probabilities of all passes take
@@ -56,7 +55,7 @@ def prove(
             release = Releases(paths).get(what, recipe) if what else current_of(paths, recipe)
             require_consistent(paths, release)
             name, folder = release.tag, Releases(paths).evidence(release) / FOLDER
-            client = standing.enter_context(own_server(paths, engine_of(paths), release, KEPT)).client
+            _, client = standing.enter_context(own_server(paths, engine_of(paths), release, kept=KEPT))
         met = meet(client, model)
         require_provable(met, name)
         found = proved(met, name, folder)
@@ -116,7 +115,7 @@ def at(url: str, variable: str) -> Iterator[Client]:
 
 def require_provable(met: Endpoint, name: str) -> None:
     """Before minutes of asking: UntoldError where no fault could show."""
-    if met.caching is False and metrics.acceptance(met.scraped()) is None:
+    if met.caching is False and metrics.DraftCounts.read(met.scraped()) is None:
         raise UntoldError(
             f"{name}: prefix caching is off, as /metrics says, and nothing is drafted: no fault of either can show",
             next_step="prove one with --enable-prefix-caching, or one that drafts; on a CPU: "

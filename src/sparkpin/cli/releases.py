@@ -49,7 +49,7 @@ def promote(
     invoke promote v2-tq
     """
     from sparkpin.releases import quality_gate  # slow to import, both, and `images` is asked for often
-    from sparkpin.smoke.evidence import is_compared
+    from sparkpin.smoke.evidence import comparison_steps
 
     accept_loss = accept_loss.strip()  # blanks are no reason
     release = Releases(paths).get(tag, recipe)
@@ -60,9 +60,8 @@ def promote(
     accepted = dict.fromkeys(found.lost, accept_loss) if accept_loss else None
     release = current.promote(paths, engine, release, accepted=accepted)
     show("\n".join([f"current release of {release.recipe}: {release.tag}", *found.notes]))
-    if not is_compared(release):
-        below = f"{release.recipe}:{release.demands.parent}"
-        say(f"warning: drift was not compared; next: invoke smoke {below}; invoke smoke {release.tag}")
+    if steps := comparison_steps(paths, release):
+        say(f"warning: drift was not compared with the stage below; next: {'; '.join(steps)}")
     next_serve(paths, engine, release)
 
 

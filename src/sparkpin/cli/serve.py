@@ -26,7 +26,7 @@ from sparkpin.serve.cluster import ClusterOptions
 from sparkpin.serve.status import service_of
 from sparkpin.serve.switching import Detached
 from sparkpin.serve.unit import show_unit
-from sparkpin.smoke.replies import Fault
+from sparkpin.smoke.client import Fault
 from sparkpin.smoke.server import clear_leftovers
 
 KEY_VARIABLE = "SPARKPIN_API_KEY"  # of a client's environment, where nobody names one

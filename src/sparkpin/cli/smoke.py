@@ -18,17 +18,19 @@ from sparkpin.host.engine import Engine, engine_of
 from sparkpin.pins import manifests
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu, with_others
-from sparkpin.serve import cluster, linked, memory_limit, service
+from sparkpin.serve import cluster, linked, service
 from sparkpin.serve.cluster import Cluster, ClusterOptions
+from sparkpin.serve.proxy import before
 from sparkpin.serve.served import change, read
-from sparkpin.smoke import kernels as gpu_kernels
+from sparkpin.smoke import server as tested
 from sparkpin.smoke.evidence import kept, owes
 from sparkpin.smoke.inspect import report as inspection
 from sparkpin.smoke.inspect import run as inspecting
 from sparkpin.smoke.inspect.gpu import KNOWN
+from sparkpin.smoke.mods import compare_kernels
 from sparkpin.smoke.server import Place, alone, clear_leftovers
 
-LOCAL = "127.0.0.1"  # a smoke test has no proxy
+LOCAL = "127.0.0.1"  # a smoke test publishes no port
 
 
 @task("measure")
@@ -51,6 +53,9 @@ def smoke(
     invoke smoke v2-tq --inspect --sm 121
     """
     asked = ClusterOptions(nodes, link, shared_link)
+    if (inspect or kernels) and not tag:
+        cause = f"{'--inspect' if inspect else '--kernels'} goes with TAG: it looks into one release's image"
+        raise InputError(cause, next_step="invoke images lists the releases; then invoke smoke TAG --inspect")
     if inspect or kernels or sm or json:
         if not tag or recipe or asked != ClusterOptions() or inspect == kernels or (kernels and (sm or json)):
             cause = "--kernels, or --inspect with --sm and --json, goes with TAG and with no other option"
@@ -58,7 +63,7 @@ def smoke(
         if inspect:
             inspect_image(paths, Releases(paths).get(tag), sm=sm, as_json=json)
         else:
-            show(gpu_kernels.compare(paths, engine_of(paths), Releases(paths).get(tag)))
+            show(compare_kernels(paths, engine_of(paths), Releases(paths).get(tag)))
         return
     wanted = [Releases(paths).get(tag, recipe)] if tag else waiting_of(paths, recipe)
     if not wanted:
@@ -92,8 +97,8 @@ def smoke_releases(
 def smoke_release(paths: Paths, release: Release, *, machines: Cluster | None = None, stays: bool = False) -> None:
     """By a server where one can run here, else by an inspection. The record keeps what came of it. machines: of a
     release for several, where it is not for this one alone. stays: by a server as `serve` starts it, which goes on."""
-    from sparkpin.smoke.inspect.record import run_inspection
-    from sparkpin.smoke.run import own_server, run_smoke  # slow to import, as all that asks a server
+    from sparkpin.measure.own_server import own_server
+    from sparkpin.smoke.run import run_smoke  # slow to import, as all that asks a server
 
     engine = engine_of(paths)
     require_consistent(paths, release)
@@ -101,20 +106,23 @@ def smoke_release(paths: Paths, release: Release, *, machines: Cluster | None = 
         if release.smoke_passed:
             cause = f"{release.tag} has passed its smoke test, and here it can only be inspected: {why}"
             raise InputError(cause, next_step=f"invoke smoke {release.tag} --inspect, which changes no record")
-        kept(paths, release, *run_inspection(paths, engine, release, why))
+        kept(paths, release, inspecting.run_inspection(paths, engine, release, why))
         return
     gpus, checkpoint = uses_gpu(paths, release), checkpoint_of(paths, release)
     if stays:
-        done = run_smoke(paths, engine, release, service.started(paths, engine, release, checkpoint, gpus=gpus))
+        with alone(paths, engine):
+            done = run_smoke(paths, engine, release, service.started(paths, engine, release, checkpoint, gpus=gpus))
     elif machines:
-        with joined(paths, engine, release, machines, checkpoint) as places:
-            serving = own_server(paths, release, places[0], places, gpus=gpus)
-            done = run_smoke(paths, engine, release, serving, [place.engine for place in places if place.where])
+        with (
+            joined(paths, engine, release, machines, checkpoint) as places,
+            alone(paths, engine, [place.engine for place in places if place.where]),
+        ):
+            serving = tested.own_server(paths, release, places[0], places, gpus=gpus)
+            done = run_smoke(paths, engine, release, before(paths, serving))
     else:
-        with alone(paths, engine):  # what a killed run left takes room
-            place = memory_limit.place_for(paths, engine, release, checkpoint, gpus=gpus)
-        done = run_smoke(paths, engine, release, own_server(paths, release, place, gpus=gpus))
-    kept(paths, release, *done)
+        serving = own_server(paths, engine, release, limit=tested.ANSWER_SECONDS)
+        done = run_smoke(paths, engine, release, before(paths, serving))
+    kept(paths, release, done)
 
 
 def inspect_image(paths: Paths, release: Release, *, sm: int | None, as_json: bool) -> None:

@@ -1,12 +1,9 @@
-"""A server of a release for measuring its answers: on a socket, alone on this machine, gone in the end."""
+"""A server of a release whose answers are tested or measured: on a socket, alone on this machine, gone in the end."""
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 from sparkpin.build.make import checkpoint_of
 from sparkpin.core import files
@@ -18,32 +15,19 @@ from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve import memory_limit
-from sparkpin.smoke import run as smoke
+from sparkpin.smoke import server as tested
 from sparkpin.smoke.answers import Wrong
-from sparkpin.smoke.client import Client
-from sparkpin.smoke.replies import Fault
+from sparkpin.smoke.client import Client, Fault
 from sparkpin.smoke.server import Server, alone
 
 REQUEST_SECONDS = 600  # a long prompt's prefill on a slow machine
 
 
-@dataclass(frozen=True)
-class OwnServer:
-    release: Release
-    checkpoint: Path
-    server: Server
-    client: Client
-    start_seconds: float  # until it answered
-
-    def require_alive(self) -> None:
-        """Fault where it ended. An engine that is gone may leave a container that runs for some seconds more."""
-        if self.server.exit_reason() or not any(self.client.healthy() for _ in range(3)):
-            raise Fault("the server ended amid the questions")
-
-
 @contextlib.contextmanager
-def own_server(paths: Paths, engine: Engine, release: Release, kept: int) -> Iterator[OwnServer]:
-    """Once it answers. kept: bytes that what is measured of it takes at most.
+def own_server(
+    paths: Paths, engine: Engine, release: Release, *, kept: int = 0, limit: int = REQUEST_SECONDS
+) -> Iterator[tuple[Server, Client]]:
+    """Once it answers. kept: bytes that what is measured of it takes at most; limit: seconds of an answer.
 
     Wrong and Fault within become a SmokeError, with the server's last words if it died.
 
@@ -64,12 +48,11 @@ def own_server(paths: Paths, engine: Engine, release: Release, kept: int) -> Ite
     with alone(paths, engine):
         place = memory_limit.place_for(paths, engine, release, checkpoint, gpus=gpus)
         say(f"{release.tag}: starting its server")
-        begin = time.monotonic()
-        with smoke.own_server(paths, release, place, gpus=gpus, limit=REQUEST_SECONDS) as (server, client):
+        with tested.own_server(paths, release, place, gpus=gpus, limit=limit) as (server, client):
             try:
                 if gpus:
                     memory_limit.forget_files(checkpoint)  # whose page cache a GPU cannot take
-                yield OwnServer(release, checkpoint, server, client, round(time.monotonic() - begin, 1))
+                yield server, client
             except (Wrong, Fault) as fault:
                 died = f"; the container {reason}" if (reason := server.exit_reason(wait=2)) else ""
                 raise SmokeError(

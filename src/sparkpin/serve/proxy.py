@@ -13,10 +13,12 @@ import re
 import socket as sockets
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.host.containers import APIError, Container, Mount, NotFound, Ulimit
 from sparkpin.host.engine import Engine, engine_errors
@@ -27,11 +29,17 @@ from sparkpin.serve import launch
 from sparkpin.serve.address import Address
 from sparkpin.serve.launch import FOLDER, SERVER, SOCKETS
 from sparkpin.serve.served import LABEL, PROXY, PROXY_LABEL, find, is_running
+from sparkpin.smoke.server import Server, container_of
+from sparkpin.smoke.startup import NotReady
+
+if TYPE_CHECKING:
+    from sparkpin.smoke.client import Client
 
 RULES = read_yaml(Path(__file__).with_name("rules.yaml"))
 CONFIG, HOLD, PEM, GATE = "haproxy.cfg", "hold.lua", "tls.pem", "gate"  # files in FOLDER
 STATE = "state"  # a folder there, for HAProxy's own sockets
 PORT = 8000  # within its container
+CLIENTS = "clients"  # instead of it, for a test: a socket next to the server's
 MEMORY = 512 << 20
 START_SECONDS = 10.0
 PRINT = "import sys; [sys.stdout.buffer.write(open(name, 'rb').read()) for name in sys.argv[1:]]"
@@ -97,22 +105,28 @@ class ProxyOrder:
     @property
     def settings(self) -> dict[str, Any]:
         """Keyword arguments of the SDK's `containers.create`, as JSON takes them."""
+        own = self.box
+        return own | {
+            "network": running.NETWORK,
+            "ports": {f"{PORT}/tcp": (self.address.host, self.address.port)},
+            "mounts": [*own["mounts"], Mount(target=SOCKETS, source=self.name, type="volume", read_only=True)],
+            "restart_policy": {"Name": "on-failure"},
+        }
+
+    @property
+    def box(self) -> dict[str, Any]:
+        """The same, without where it listens and what it asks."""
         files = 1024 + 4 * self.address.limits.connections  # HAProxy does not start with less than it may need
         box = running.sandbox({}, memory=MEMORY)
         del box["tmpfs"]
-        return {
+        return box | {
             "entrypoint": ["haproxy", "-W", "-S", f"{FOLDER}/{STATE}/master,mode,600", "-f", f"{FOLDER}/{CONFIG}"],
             "command": [],
-            "network": running.NETWORK,
-            "ports": {f"{PORT}/tcp": (self.address.host, self.address.port)},
             "log_config": running.kept_log("10m"),
-            "mounts": [
-                Mount(target=FOLDER, source=None, type="volume"),  # goes with the container
-                Mount(target=SOCKETS, source=self.name, type="volume", read_only=True),
-            ],
-            "restart_policy": {"Name": "on-failure"},
+            "mounts": [Mount(target=FOLDER, source=None, type="volume")],  # goes with the container
             "ulimits": [Ulimit(name="nofile", soft=files, hard=files)],
-            **box | {"pids_limit": 64, "working_dir": "/"},
+            "pids_limit": 64,
+            "working_dir": "/",
         }
 
 
@@ -173,6 +187,43 @@ def create(engine: Engine, order: ProxyOrder) -> Container:
         launch.remove(proxy)
         raise
     return proxy
+
+
+@contextlib.contextmanager
+def before(paths: Paths, serving: AbstractContextManager[tuple[Server, Client]]) -> Iterator[tuple[Server, Client]]:
+    """A server that is tested, asked by the proxy that a service of it would have: without a network, by a socket next
+    to the server's, and gone with it. One whose image has no HAProxy is asked itself, and a line says so.
+
+    NotReady where the proxy lets no request through.
+    """
+    from sparkpin.smoke.client import Client  # slow to import, and most tasks ask no server
+
+    with serving as (server, direct):
+        release, (container, place) = server.release, next(iter(server.containers.items()))
+        with engine_errors():
+            has_one = container.exec_run(["haproxy", "-v"]).exit_code == 0
+        if not has_one:
+            say(f"proxy skipped: {release.tag} has no HAProxy, so its server is asked without one")
+            yield server, direct
+            return
+        order = ProxyOrder(
+            "", str(paths.home), release.recipe, release.tag, Address.of_command(release.argv), None, None
+        )
+        config = order.config(FOLDER, SERVER, f"unix@{SERVER}/{CLIENTS} mode 666")
+        files = order.files | {CONFIG: config.encode()}
+        settings = running.apart(order.box) | {"volumes": {str(server.socket.parent): {"bind": SERVER, "mode": "rw"}}}
+        prepare = lambda made: running.put(made, FOLDER, files, secret={CONFIG}, owned=(STATE,))  # noqa: E731
+        with (
+            container_of(paths, place.engine, release, "proxy", prepare=prepare, **settings) as proxy,
+            Client.unix(server.socket.with_name(CLIENTS), timeout=direct.timeout) as client,
+        ):
+            until = time.monotonic() + START_SECONDS
+            while not client.healthy():
+                if time.monotonic() > until:
+                    cause = f"the proxy lets no request through: {running.last_lines(running.log_of(proxy))}"
+                    raise NotReady(cause, server.logs(), next_step=f"invoke smoke {release.tag}")
+                time.sleep(0.05)
+            yield server, client
 
 
 @contextlib.contextmanager

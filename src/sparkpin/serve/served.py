@@ -226,5 +226,4 @@ def published(proxy: Container | None) -> Address:
 def client_of(served: Served, key: str | None = None, timeout: float = STATUS_SECONDS) -> Client:
     from sparkpin.smoke.client import Client  # slow to import, and most tasks ask no server
 
-    asked = served.address.reachable
-    return Client.tcp(asked.host, asked.port, timeout=timeout, key=key, tls=bool(asked.cert))
+    return Client.url(served.url, timeout=timeout, key=key, is_own=True)

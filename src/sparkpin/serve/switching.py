@@ -257,7 +257,7 @@ def answer(served: Served, key: str | None) -> None:
 
 def fault_of(served: Served, key: str | None) -> str:
     """What is wrong with the answer to a real request; "" where nothing is."""
-    from sparkpin.smoke.replies import Fault  # slow to import
+    from sparkpin.smoke.client import Fault  # slow to import
 
     with records.client_of(served, key, timeout=ANSWER_SECONDS) as client:
         try:

@@ -17,8 +17,8 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
+from sparkpin.smoke.client import BadStream, Exchange, Reply, parse_chunks
 from sparkpin.smoke.expectations import Case, table
-from sparkpin.smoke.replies import BadStream, Exchange, Reply, parse_chunks
 
 MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<function=")
 NOTHING = -9999.0  # what vLLM writes for a log-probability of minus infinity, which JSON lacks
@@ -83,7 +83,7 @@ def require_own_ids(ids: Sequence[str]) -> None:
 def chat_answer(reply: Reply) -> Answer:
     """Of a chat, or of a completion, which has no message."""
     value = json_of(reply)
-    require_valid(value, table().schemas["answer"], "the answer")
+    require_valid(value, table()["schemas"]["answer"], "the answer")
     choice = value["choices"][0]
     message = choice.get("message") or {"content": choice.get("text")}
     calls = message.get("tool_calls") or []
@@ -103,7 +103,7 @@ def stream_answer(reply: Reply) -> tuple[Answer, int]:
     kind = reply.content_type.partition(";")[0]
     require(kind == "text/event-stream", f"content type {kind!r}, expected text/event-stream: {reply.start}")
     text, finish, parts, roles = {"content": "", "reasoning": ""}, "", 0, []
-    calls, schemas = list[dict[str, str]](), table().schemas
+    calls, schemas = list[dict[str, str]](), table()["schemas"]
     usage = {"completion_tokens": 0, "prompt_tokens": 0}
     for chunk in parse_chunks(reply.body):
         require_valid(chunk, schemas["chunk"], "a chunk")
@@ -222,16 +222,14 @@ def judge_calls(case: Case, answer: Answer) -> str:
 
 def judge_logprobs(reply: Reply) -> str:
     """Of a chat answer to a greedy request: every token has a finite log-probability, and none beats it."""
-    tokens = chat_answer(reply).tokens
-    content = a_dict(only_choice(json_of(reply)).get("logprobs"), "logprobs").get("content")
-    if not isinstance(content, list) or not content:
-        raise Wrong(f"logprobs.content: got {content!r}, expected a list")
+    tokens, choice = chat_answer(reply).tokens, only_choice(json_of(reply))
+    require_valid(choice, table()["schemas"]["logprobs"], "the choice")
+    content = choice["logprobs"]["content"]
     require(len(content) == tokens, f"logprobs.content: got {len(content)} entries, expected one for each of {tokens}")
     least = 0.0
     for place, entry in enumerate(content):
-        chosen = logprob(a_dict(entry, f"logprobs.content[{place}]"), place)
-        others = [logprob(a_dict(one, f"top_logprobs of {place}"), place, top=True) for one in entry["top_logprobs"]]
-        require(bool(others), f"token {place}: no top_logprobs")
+        chosen = logprob(entry["logprob"], place)
+        others = [logprob(one["logprob"], place, top=True) for one in entry["top_logprobs"]]
         best, share = max(others), sum(math.exp(one) for one in others)
         require(chosen >= best - 1e-3, f"token {place}: {chosen:.3f} was chosen at temperature 0, {best:.3f} was there")
         require(share <= 1.01, f"token {place}: the likeliest add up to {share:.3f}, expected 1 at most")
@@ -239,13 +237,12 @@ def judge_logprobs(reply: Reply) -> str:
     return f"{tokens} tokens, the least likely {round(least, 3) + 0.0:.3f}"
 
 
-def logprob(entry: dict[str, Any], place: int, *, top: bool = False) -> float:
+def logprob(value: float, place: int, *, top: bool = False) -> float:
     """NaN and Infinity are no JSON, but Python's parser takes them. Only a token that was not chosen may have none."""
-    value = entry.get("logprob")
-    if not isinstance(value, int | float) or not math.isfinite(value) or value > 1e-6:
-        raise Wrong(f"token {place}: log-probability {value!r}, expected a finite one, 0 at most")
+    finite = math.isfinite(value) and value <= 1e-6
+    require(finite, f"token {place}: log-probability {value!r}, expected a finite one, 0 at most")
     require(top or value > NOTHING, f"token {place}: log-probability {value!r} stands for minus infinity")
-    return float(value)
+    return value
 
 
 def judge_same(what: str, answers: Sequence[Answer]) -> str:

@@ -1,4 +1,7 @@
-"""Plain HTTP to a server, over a Unix socket or TCP; every exchange is recorded as it went over the wire."""
+"""Plain HTTP to a server, over a Unix socket or TCP; every exchange is recorded as it went over the wire.
+
+Server-sent events in it are read strictly (WHATWG HTML, 9.2.6): no client library repairs them first.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,56 @@ import json
 import os
 import re
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from sparkpin.core.errors import InputError
-from sparkpin.smoke.replies import Exchange, Fault, Reply
 
 MAX_BYTES = 16 << 20  # no answer asked for here comes near; a server that babbles on must not fill the memory
 OWN_HOSTS = ("127.0.0.1", "::1", "localhost")  # this machine
+DONE = "[DONE]"
+
+
+class Fault(Exception):
+    """The server did not give a whole answer: refused, reset, too slow, too long."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    status: int
+    content_type: str
+    body: bytes
+
+    @property
+    def start(self) -> str:
+        """The first characters, for a message."""
+        return repr(self.body[:300].decode(errors="replace"))
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One line of exchanges.jsonl. `status` is None and `fault` says why where no whole answer came."""
+
+    method: str
+    path: str
+    request: dict[str, Any] | None
+    status: int | None
+    content_type: str
+    body: bytes
+    seconds: float
+    fault: str = ""
+    first: float | None = None  # seconds until the answer began
+    first_bytes: int = 0  # that came then
+
+    def as_dict(self) -> dict[str, Any]:
+        """The body as text; bytes of it that are no UTF-8 as in Python, such as \\xff."""
+        known = {name: value for name, value in asdict(self).items() if name not in ("body", "first", "fault")}
+        known |= {"response": self.body.decode("utf-8", "backslashreplace"), "seconds": round(self.seconds, 3)}
+        known |= {} if self.first is None else {"first_seconds": round(self.first, 4)}
+        return known | ({"fault": self.fault} if self.fault else {})
 
 
 class Client(contextlib.AbstractContextManager["Client"]):
@@ -31,19 +74,13 @@ class Client(contextlib.AbstractContextManager["Client"]):
         """Over a Unix socket. The folder is opened first: a socket's own path may have 107 bytes at most."""
         folder = os.open(socket.parent, os.O_PATH | os.O_DIRECTORY)
         transport = httpx.HTTPTransport(uds=f"/proc/self/fd/{folder}/{socket.name}")
-        return cls(httpx.Client(transport=transport, base_url="http://server"), timeout=timeout, close=[folder])
-
-    @classmethod
-    def tcp(cls, host: str, port: int, *, timeout: float = 120, key: str | None = None, tls: bool = False) -> Client:
-        """tls: of a server of this machine, whose certificate is for names that others use: it is not checked."""
-        address = f"[{host}]" if ":" in host else host
-        return cls.url(f"http{'s' if tls else ''}://{address}:{port}", timeout=timeout, key=key, is_own=True)
+        return cls(httpx.Client(transport=transport, base_url="http://localhost"), timeout=timeout, close=[folder])
 
     @classmethod
     def url(cls, url: str, *, timeout: float = 120, key: str | None = None, is_own: bool = False) -> Client:
-        """Of anybody's server, with or without the /v1 at its end. Of one of this machine as `tcp`; of another the
-        certificate is checked, and proxies are used. InputError, which does not repeat it, for a key that no header
-        may hold."""
+        """Of anybody's server, with or without the /v1 at its end. is_own: of this machine, whose certificate is for
+        names that others use, and is not checked. Of another it is, and proxies are used. InputError, which does not
+        repeat it, for a key that no header may hold."""
         if key and not re.fullmatch("[!-~]+", key):
             raise InputError(
                 "the key: got a space, a line's end or a character beyond ASCII in it, expected none",
@@ -113,3 +150,50 @@ class Client(contextlib.AbstractContextManager["Client"]):
         if fault or status is None:
             raise Fault(f"{method} {path}: {fault}")
         return Reply(status, content_type, exchange.body)
+
+
+class BadStream(ValueError):
+    """The bytes are not the stream of JSON objects that they should be."""
+
+
+def parse_events(raw: bytes) -> list[str]:
+    """The data of each event. A comment or another field is no event; an event that no blank line ends is an error."""
+    try:
+        text = raw.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise BadStream(f"not UTF-8 at byte {error.start}: {raw[error.start : error.start + 20]!r}") from None
+    events: list[str] = []
+    data: list[str] = []
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    for line in lines[:-1]:
+        field, _, value = line.partition(":")
+        if line == "":
+            if data:
+                events.append("\n".join(data))
+                data = []
+        elif field == "data":
+            data.append(value.removeprefix(" "))
+    if data or lines[-1]:
+        raise BadStream(f"the stream breaks off inside an event: ...{text[-80:]!r}")
+    return events
+
+
+def parse_chunks(raw: bytes) -> list[dict[str, Any]]:
+    """The JSON objects of a stream that ends with ``[DONE]``, and with nothing after it."""
+    events = parse_events(raw)
+    if not events:
+        raise BadStream(f"no event in the answer: {raw[:200]!r}")
+    if events[-1] != DONE or DONE in events[:-1]:
+        raise BadStream(f"expected {DONE} once, at the end; the last event is {events[-1][:200]!r}")
+    chunks = []
+    for number, event in enumerate(events[:-1], start=1):
+        try:
+            chunk = json.loads(event)
+        except ValueError as error:
+            raise BadStream(f"event {number} is not JSON ({error}): {event[:200]!r}") from None
+        if not isinstance(chunk, dict):
+            raise BadStream(f"event {number} is no JSON object: {event[:200]!r}")
+        if "error" in chunk:
+            raise BadStream(f"event {number} is an error: {event[:300]}")
+        chunks.append(chunk)
+    return chunks

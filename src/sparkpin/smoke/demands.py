@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from sparkpin.core.errors import ManifestError
+from sparkpin.pins.mods import KERNELS
 from sparkpin.pins.schema import ModelPin, Stack, Stage
 from sparkpin.releases.record import Demands
-from sparkpin.smoke import mods
 
 CHECKS = (
     "completion", "chat", "chat-stream", "tool-call", "tool-call-stream", "tool-answer", "long-text",
@@ -58,11 +59,13 @@ def demands_of(project: Path, stack: Stack, chain: Sequence[Stage], model: Model
         raise ManifestError(file, "smoke.drop_checks", "mods", "others: it says whether a mod is at work")
     checks = tuple(name for name in checks_of(chain[-1]) if name not in pinned.drop_checks)
     drafts = model.drafter.drafts if model.drafter else None
-    names = (*stack.mods, *(mod for stage in chain for mod in stage.mods))
+    groups = {mod: entry_points(project, mod) for mod in (*stack.mods, *(mod for stage in chain for mod in stage.mods))}
+    # A library for other mods has no entry point of vLLM, and reports nothing.
+    reporting = {mod for mod, its in groups.items() if any(group.startswith("vllm.") for group in its)}
     return Demands(
         checks=checks if not drafts or "acceptance" in checks else (*checks, "acceptance"),
-        mods=tuple(sorted(mods.expected(project, names) - pinned.idle.keys())),
-        kernels=tuple(sorted(mods.with_kernels(project, names))) if stack.gpu else (),
+        mods=tuple(sorted(reporting - pinned.idle.keys())),
+        kernels=tuple(sorted(mod for mod, its in groups.items() if KERNELS in its)) if stack.gpu else (),
         acceptance_floor=(drafts or floors).acceptance_floor,
         position_floors=tuple((drafts or floors).position_floors),
         parent=(chain[-1].parent or "") if floors.drift is not None else "",
@@ -71,3 +74,9 @@ def demands_of(project: Path, stack: Stack, chain: Sequence[Stage], model: Model
         english=pinned.english,
         follows=pinned.follows,
     )
+
+
+def entry_points(project: Path, name: str) -> set[str]:
+    """Groups of the entry points of a mod."""
+    path = project / "mods" / name / "pyproject.toml"
+    return set(tomllib.loads(path.read_text(encoding="utf-8")).get("project", {}).get("entry-points", {}))

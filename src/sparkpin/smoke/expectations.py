@@ -8,20 +8,18 @@ model that is too small to do what it is told goes on with what stood in the pro
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from sparkpin.core.models import StrictModel
-from sparkpin.pins.reading import parse, read_yaml
+from sparkpin.pins.reading import read_yaml
 from sparkpin.releases.record import Demands
 
 SECONDS = 120.0  # that any answer may take
 SLOWEST = 16  # tokens a second that a CPU reads of a long prompt
 Calls = tuple[tuple[str, dict[str, Any] | None], ...]
-Way = Literal["whole", "streamed", "sampled"]
 
 
 @dataclass(frozen=True)
@@ -42,48 +40,10 @@ class Case:
         return self.content is not None or any(arguments is not None for _, arguments in self.calls or ())
 
 
-class CaseRow(StrictModel):
-    use: Sequence[str] = ()
-    request: Mapping[str, Any] = {}
-    system: str = ""
-    say: str = ""
-    messages: Sequence[dict[str, Any]] = ()
-    script: str = ""
-    calls: Sequence[str] = ()
-    holds: Sequence[str] = ()
-    least_tokens: int = 1
-    ends: bool = False
-
-
-class RecallRow(StrictModel):
-    line: str
-    tokens: int
-    notes: dict[float, str]
-    end: str = ""
-    case: CaseRow
-
-
-class CheckRow(StrictModel):
-    case: str
-    ways: list[Way]
-
-
-class Table(StrictModel):
-    """cases.yaml."""
-
-    checks: dict[str, CheckRow]
-    requests: dict[str, dict[str, Any]]
-    cases: dict[str, dict[str, CaseRow]]
-    recall: dict[str, list[RecallRow]]
-    texts: dict[str, str]
-    english: str
-    schemas: dict[str, dict[str, Any]]
-
-
 @cache
-def table() -> Table:
-    path = Path(__file__).with_name("cases.yaml")
-    return parse(Table, read_yaml(path), path)
+def table() -> dict[str, Any]:
+    """cases.yaml."""
+    return dict(read_yaml(Path(__file__).with_name("cases.yaml")))
 
 
 @cache
@@ -92,21 +52,22 @@ def scripts() -> dict[str, dict[str, Any]]:
     return {script["mode"]: script for script in (*data["modes"], data["completion"])}
 
 
-def case_of(row: CaseRow, **more: Any) -> Case:
-    """more: as of a Case."""
-    request = {key: value for part in row.use for key, value in table().requests[part].items()} | {**row.request}
-    messages = [("system", row.system), ("user", row.say)]
-    if asked := [{"role": role, "content": text} for role, text in messages if text] + [*row.messages]:
+def case_of(row: Mapping[str, Any], **more: Any) -> Case:
+    """row: of cases.yaml; more: as of a Case."""
+    request = {key: value for part in row.get("use", ()) for key, value in table()["requests"][part].items()}
+    request |= row.get("request", {})
+    messages = [("system", row.get("system")), ("user", row.get("say"))]
+    if asked := [{"role": role, "content": text} for role, text in messages if text] + [*row.get("messages", ())]:
         request["messages"] = asked
-    calls: Calls = tuple((name, None) for name in row.calls)
-    if row.script:
-        script = scripts()[row.script]
+    calls: Calls = tuple((name, None) for name in row.get("calls", ()))
+    if "script" in row:
+        script = scripts()[row["script"]]
         calls = tuple((name, arguments) for name, arguments in script.get("calls", ()))
         # vLLM's qwen3 parser keeps the blank line after </think>; beside a tool call it gives None for blanks alone.
         blank = "" if script["reasoning"] is None else "\n\n"
         more |= {"content": None if calls else blank + script["content"], "reasoning": script["reasoning"]}
-    told = row.model_dump(include={"least_tokens", "ends"})
-    return Case(request, calls=calls or None, holds=tuple(row.holds), **told, **more)
+    more |= {key: row[key] for key in ("least_tokens", "ends") if key in row}
+    return Case(request, calls=calls or None, holds=tuple(row.get("holds", ())), **more)
 
 
 def said(text: str) -> dict[str, Any]:
@@ -114,7 +75,7 @@ def said(text: str) -> dict[str, Any]:
 
 
 def sampled(case: Case) -> Case:
-    return replace(case, request=case.request | table().requests["sampled"])
+    return replace(case, request=case.request | table()["requests"]["sampled"])
 
 
 @dataclass(frozen=True)
@@ -123,7 +84,7 @@ class Expectations:
 
     kind: str
     cases: Mapping[str, Case]
-    text: str  # its tokens' log-probabilities are compared (`smoke.drift`)
+    text: str  # its tokens' log-probabilities are compared (the check `drift`)
 
     @property
     def tools(self) -> bool:
@@ -133,18 +94,18 @@ class Expectations:
     def recall(self, tokens: int) -> tuple[Case, ...]:
         """Of so many tokens: what stands far up a prompt must be said again."""
         made = []
-        for row in table().recall[self.kind]:
-            lines = [row.line.format(number=number) for number in range(tokens // row.tokens)]
-            for depth, note in row.notes.items():
+        for row in table()["recall"][self.kind]:
+            lines = [row["line"].format(number=number) for number in range(tokens // row["tokens"])]
+            for depth, note in row["notes"].items():
                 lines.insert(int(len(lines) * depth), note)
-            asked = row.case.model_copy(update={"say": "".join(lines) + row.end})
+            asked = row["case"] | {"say": "".join(lines) + row.get("end", "")}
             made.append(case_of(asked, seconds=SECONDS + tokens / SLOWEST))
         return tuple(made)
 
 
 def expectations(kind: str) -> Expectations:
-    rows = {name: kinds.get(kind) or (kinds["any"] if kind == "led" else None) for name, kinds in table().cases.items()}
-    return Expectations(kind, {name: case_of(row) for name, row in rows.items() if row}, table().texts[kind])
+    rows = {name: kinds.get(kind, kinds["any"] if kind == "led" else None) for name, kinds in table()["cases"].items()}
+    return Expectations(kind, {name: case_of(row) for name, row in rows.items() if row}, table()["texts"][kind])
 
 
 def expectations_of(demands: Demands) -> Expectations:

@@ -1,19 +1,31 @@
 """Log-probabilities as a server of OpenAI's API gives them: of a prompt's tokens, and of those that it answers with.
+How far a stage's are from those of the stage below it (the check `drift`).
 
 vLLM's names are asked for: `prompt_logprobs`, and token ids in the place of texts, since two tokens may share a text.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from sparkpin.smoke.answers import NOTHING, Wrong, a_dict, json_of, only_choice, require
+from sparkpin.core.paths import Paths
+from sparkpin.releases.record import Release, Releases
+from sparkpin.smoke.answers import NOTHING, NotApplicable, Wrong, a_dict, json_of, only_choice, require
+from sparkpin.smoke.evidence import evidence_folder
 
 if TYPE_CHECKING:  # as in subject.py
     from sparkpin.smoke.client import Client
+    from sparkpin.smoke.subject import SmokeSubject
 
+FILE = "logprobs.json"
+SAME = 0.01  # nats: what the same text may differ by when it is asked again, on the mean
 FEWEST = 50  # tokens of a text; a mean over less says little
 ID = "token_id:"
 Row = tuple[int, dict[int, float]]
@@ -74,3 +86,68 @@ def row_of(entries: Iterable[tuple[Any, Any]], where: str) -> dict[int, float]:
         row.pop(int(key), None)
         row[int(key)] = float(value)
     return row
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What another release gave for a text: one log-probability for each of its tokens but the first."""
+
+    release: str
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def drift(subject: SmokeSubject) -> str:
+    """The text's log-probabilities, twice with another request between, and against the reference if there is one.
+
+    An answer can survive wrong numbers: with all logits halved the likeliest token stays the likeliest.
+    """
+    text = subject.expect.text
+    tokens, first = logprobs_of(subject.client, subject.model, text)
+    subject.post(subject.expect.cases["completion"])
+    same, second = logprobs_of(subject.client, subject.model, text)
+    require(same == tokens, "asked again the text has other tokens")
+    again = fmean(differences(first, second))
+    require(again <= SAME, f"asked again the text differs by {again:.3f} on the mean, expected at most {SAME}")
+    subject.leaves[FILE] = {"text": sha256(text), "tokens": list(tokens), "logprobs": list(first)}
+    told = f"{len(first)} tokens, on the mean {fmean(first):.2f}"
+    own = Reference("", sha256(text), tokens, first)
+    return f"{told}; {compared(own, subject.reference, subject.demands.drift, subject.demands.parent)}"
+
+
+def compared(own: Reference, below: Reference | None, limit: float | None, stage: str | None) -> str:
+    """How far it is from the stage below. Wrong or NotApplicable."""
+    if limit is None:
+        return "no stage below to compare with"
+    if below is None:
+        raise NotApplicable(f"no release of stage {stage}, which it is compared with, has passed: test that first")
+    if below.text != own.text or below.tokens != own.tokens:
+        raise NotApplicable(f"{below.release} was asked another text, or has other tokens: test that again first")
+    seen = differences(own.logprobs, below.logprobs)
+    detail = f"{fmean(seen):.4f} from {below.release}, expected at most {limit:g}"
+    require(fmean(seen) <= limit, f"{detail}; the most {max(seen):.2f}")
+    return detail
+
+
+def differences(one: tuple[float, ...], other: tuple[float, ...]) -> list[float]:
+    return [abs(a - b) for a, b in zip(one, other, strict=True)]
+
+
+def reference(paths: Paths, release: Release) -> Reference | None:
+    """Of the newest release of the stage below, of the same recipe and model, that has passed and left its own."""
+    if not release.demands.parent:
+        return None
+    known, _ = Releases(paths).readable(release.recipe)
+    for other in reversed(known):
+        if other.stage == release.demands.parent and other.model == release.model and other.smoke_passed:
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                value = json.loads((evidence_folder(paths, other) / FILE).read_text())
+                pairs = zip(value["tokens"], map(float, value["logprobs"]), strict=True)
+                tokens, logprobs = zip(*pairs, strict=True)
+                return Reference(other.tag, str(value["text"]), tokens, logprobs)
+    return None

@@ -28,20 +28,22 @@ from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.pins.nodes import nodes_of, on_loopback
 from sparkpin.releases import container as running
 from sparkpin.releases import inside
+from sparkpin.releases.current import how_it_failed
 from sparkpin.releases.postmortem import Death, report
 from sparkpin.releases.record import Release
 from sparkpin.smoke.startup import NotReady, StartFault, wait_for_answer
 
-if TYPE_CHECKING:  # slow to import, and `prune` needs only what killed runs left
+if TYPE_CHECKING:
     from sparkpin.smoke.client import Client
 
 T = TypeVar("T")
 LABEL = "sparkpin.smoke"
 WAITING = "waiting for invoke up, smoke, quality, bench or bisect to end: one server is asked at a time"
 SOCKET_FOLDER = "/run/sparkpin"
-SOCKET = "vllm.sock"
+SOCKET = "s"  # as in a service's folder: the same proxy may stand before it
 NODE_FOLDER = "/run/sparkpin-node"  # of process 1
 STOP_SECONDS = 10
+ANSWER_SECONDS = 120  # of a check, where its case says nothing else
 
 
 @dataclass(frozen=True)
@@ -128,13 +130,15 @@ def alone(paths: Paths, engine: Engine, others: Sequence[Engine] = ()) -> Iterat
 class Server:
     """A release's containers, which have been started, rank 0 first.
 
-    socket: where it is asked; timeout: seconds until it answers. None of either for one that stays.
+    socket: where it is asked; timeout: seconds until it answers. None of either for one that stays. start_seconds:
+    until it answered.
     """
 
     def __init__(
         self, release: Release, containers: Mapping[Container, Place], socket: Path = Path(), timeout: float = 0
     ) -> None:
         self.release, self.containers, self.socket, self.timeout = release, containers, socket, timeout
+        self.start_seconds = 0.0
 
     @property
     def argv(self) -> list[str]:
@@ -179,7 +183,7 @@ class Server:
         time allowed."""
         look = lambda: (self.exit_reason(), self.logs()[0])  # noqa: E731
         try:
-            wait_for_answer(look, lambda: self.is_open() and client.healthy(), self.timeout)
+            self.start_seconds, _ = wait_for_answer(look, lambda: self.is_open() and client.healthy(), self.timeout)
         except StartFault as fault:
             (rank, _), logs, release = self.ended() or (0, ""), self.logs(), self.release
             death = Death(release.tag, release.recipe, str(fault), 0, "", (), logs[rank])
@@ -231,13 +235,31 @@ def private_folder(paths: Paths) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def started(
-    paths: Paths, release: Release, place: Place, *, gpus: bool, timeout: float, places: Sequence[Place] = ()
-) -> Iterator[Server]:
-    """A container of the release, or one for each of its nodes, removed in the end with its socket folder.
+def own_server(
+    paths: Paths,
+    release: Release,
+    place: Place,
+    places: Sequence[Place] = (),
+    *,
+    gpus: bool = False,
+    limit: int = ANSWER_SECONDS,
+) -> Iterator[tuple[Server, Client]]:
+    """A container of the release, or one for each of its nodes, without a network, once it answers. All are removed in
+    the end, with the folder of the socket.
 
     place: this machine, without a node; places: the machines of the nodes, rank 0 first; none: all are on this one.
+    limit: seconds of an answer.
+
+    Raises:
+        NotReady: it does not start.
+        EngineError, IntegrityError: the engine refuses, or the tag is gone or names another image.
+        CheckpointError: the container's user could not read the checkpoint.
     """
+    from sparkpin.smoke.client import Client  # slow to import, and `prune` needs only what killed runs left
+
+    checkpoint = Path(place.checkpoint)
+    running.require_readable(checkpoint)
+    running.require_image(place.engine, release)
     with private_folder(paths) as private, contextlib.ExitStack() as stack:
         folder, containers, several = private / "run", dict[Container, Place](), nodes_of(release.argv) > 1
         folder.mkdir()
@@ -248,7 +270,12 @@ def started(
                 node = running.Node(on_loopback(rank), network, gpu=rank if gpus else None)
             at = places[rank] if places else replace(place, node=node) if several else place
             containers[stack.enter_context(server_at(paths, release, at, folder, gpus=gpus))] = at
-        yield Server(release, containers, folder / SOCKET, timeout)
+        server = Server(release, containers, folder / SOCKET, running.ready_timeout(checkpoint))
+        client = stack.enter_context(Client.unix(server.socket, timeout=limit))
+        server.wait_ready(
+            client, how_it_failed(paths, release) if release.smoke_failed else f"invoke smoke {release.tag}"
+        )
+        yield server, client
 
 
 def server_at(

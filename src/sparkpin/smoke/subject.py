@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from sparkpin.pins.vllm_flags import AUTO, Flags
 from sparkpin.releases.record import Demands
-from sparkpin.smoke.answers import Answer, chat_answer, json_of, require, stream_answer
+from sparkpin.smoke.answers import Answer, chat_answer, require, stream_answer
+from sparkpin.smoke.client import Reply
 from sparkpin.smoke.expectations import Case, Expectations
-from sparkpin.smoke.replies import Reply
 
 if TYPE_CHECKING:  # it is slow to import, and every task reads which checks there are
     from sparkpin.smoke.client import Client
-    from sparkpin.smoke.drift import Reference
+    from sparkpin.smoke.logprobs import Reference
 
 CHAT = "/v1/chat/completions"
 
@@ -45,10 +45,6 @@ class SmokeSubject:
     def post(self, case: Case, **more: Any) -> Reply:
         path = "/v1/completions" if "prompt" in case.request else CHAT
         return self.client.post(path, {"model": self.model, **case.request, **more}, timeout=case.seconds)
-
-    def complete(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a prompt without a template."""
-        return json_of(self.post(Case(request)))
 
     def chat(self, case: Case) -> Answer:
         return chat_answer(self.post(case))

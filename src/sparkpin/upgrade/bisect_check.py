@@ -45,11 +45,11 @@ class Check:
         if not self.serve:
             return run_check(self.command, environment(release, "", log), log)
         try:
-            with own_server(paths, engine_of(paths), release, 0) as own, listening(own.server.socket) as port:
+            with own_server(paths, engine_of(paths), release) as (server, _), listening(server.socket) as port:
                 try:
                     return run_check(self.command, environment(release, f"http://127.0.0.1:{port}", log), log)
                 finally:
-                    log.with_name(f"{log.stem}-server.log").write_bytes(own.server.logs()[0])
+                    log.with_name(f"{log.stem}-server.log").write_bytes(server.logs()[0])
         except SmokeError as error:
             log.write_text(f"{error.message}\n")
             how = f"does not start: {error.message.splitlines()[0]}"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkpin.build.make import at_work, build_releases, checkpoint_of, fetch_missing
+from sparkpin.build.make import at_work, build_releases, fetch_missing
 from sparkpin.build.pair import Pairing
 from sparkpin.core import errors, terminal
 from sparkpin.core.errors import BumpError, InspectionError, QualityError, SmokeError, clipped
@@ -17,14 +17,15 @@ from sparkpin.host.engine import Engine
 from sparkpin.measure.bench.record import Comparison, Ratio
 from sparkpin.measure.bench.run import ALL
 from sparkpin.measure.bench.text import UNITS
+from sparkpin.measure.own_server import own_server
 from sparkpin.pins.schema import Quality
 from sparkpin.releases import quality_allowance, quality_record
 from sparkpin.releases.quality_record import QualityRecord
 from sparkpin.releases.record import Release, Releases
-from sparkpin.releases.runs_here import uses_gpu
-from sparkpin.serve import memory_limit
+from sparkpin.serve.proxy import before
 from sparkpin.smoke.inspect.run import inspect
-from sparkpin.smoke.run import own_server, run_smoke
+from sparkpin.smoke.run import run_smoke
+from sparkpin.smoke.server import ANSWER_SECONDS
 from sparkpin.upgrade.bisect_search import Judge, Trial
 
 FAILURES = (
@@ -105,11 +106,9 @@ class Candidate:
         failed = {check["name"] for check in checks}
         names = tuple(name for name in release.demands.checks if name in failed)
         asked = dataclasses.replace(release, demands=release.demands.model_copy(update={"checks": names}))
-        checkpoint, gpus = checkpoint_of(self.paths, release), uses_gpu(self.paths, release)
-        place = memory_limit.place_for(self.paths, self.engine, release, checkpoint, gpus=gpus)
-        serving = own_server(self.paths, asked, place, gpus=gpus)
-        result, _ = run_smoke(self.paths, self.engine, asked, serving)
-        if bad := [f"{check.name}: {check.detail}" for check in result.checks if not check.passed]:
+        serving = own_server(self.paths, self.engine, asked, limit=ANSWER_SECONDS)
+        evidence = run_smoke(self.paths, self.engine, asked, before(self.paths, serving))
+        if bad := evidence.failures:
             raise SmokeError(clipped(bad[0]))
         return "passed"
 

@@ -11,17 +11,15 @@ from pathlib import Path
 import pytest
 import vision_model
 from checkout import PROJECT
+from cpu_stages import ready
 
 from sparkpin.core.paths import Paths
-from sparkpin.host.engine import Engine
 from sparkpin.pins.vllm_flags import set_flag
-from sparkpin.releases.container import ready_timeout
 from sparkpin.releases.record import Release
+from sparkpin.serve.proxy import before
 from sparkpin.smoke.checks import run_check
-from sparkpin.smoke.client import Client
 from sparkpin.smoke.expectations import expectations
 from sparkpin.smoke.run import subject_of
-from sparkpin.smoke.server import Place, started
 
 pytestmark = pytest.mark.slow
 
@@ -37,12 +35,7 @@ def test_a_picture_reaches_the_model_and_a_blind_one_is_told_apart(tmp_path: Pat
     own = dataclasses.replace(paths, home=tmp_path / "home")  # its container is no leftover of ours
     model = tmp_path / "model"
     vision_model.generate(model)
-    place = Place(Engine.connect(), model, None)
-    with (
-        started(own, variant, place, gpus=False, timeout=ready_timeout(model)) as server,
-        Client.unix(server.socket, timeout=1200) as client,
-    ):
-        server.wait_ready(client)
+    with before(own, ready(own, variant, model)) as (server, client):
         subject, expect = subject_of(variant, client, server), expectations("any")
         asked = expect.cases["image"]
         case = dataclasses.replace(asked, request={**asked.request, "max_tokens": 8})

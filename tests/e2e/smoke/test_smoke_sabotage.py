@@ -6,6 +6,8 @@ It needs the smoke test of the stage below.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import re
 import shutil
 from collections.abc import Iterator
@@ -19,7 +21,8 @@ from sabotaged import Broken, installed, serving
 from sparkpin.build.make import checkpoint_of
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Release
-from sparkpin.smoke import checks, drift
+from sparkpin.serve import proxy
+from sparkpin.smoke import checks, logprobs
 from sparkpin.smoke.demands import READERS
 
 pytestmark = pytest.mark.slow
@@ -75,9 +78,9 @@ def release(smoked: dict[str, Release]) -> Release:
     return smoked[STAGE]
 
 
-def below(release: Release) -> drift.Reference:
-    reference = drift.reference(Paths.from_env(PROJECT), release)
-    assert reference, f"stage {release.demands.parent} has not left {drift.FILE}: invoke up"
+def below(release: Release) -> logprobs.Reference:
+    reference = logprobs.reference(Paths.from_env(PROJECT), release)
+    assert reference, f"stage {release.demands.parent} has not left {logprobs.FILE}: invoke up"
     return reference
 
 
@@ -106,6 +109,29 @@ def test_a_sabotage_is_caught_by_name(sabotage: Sabotage, broken: Broken, monkey
         broken.by("")
     assert {name for name, verdict in seen.items() if verdict != "ok"} == set(sabotage.caught), seen
     assert sabotage.says in seen[sabotage.caught[0]]
+
+
+@pytest.mark.parametrize(
+    ("rule", "instead", "caught"),
+    [
+        ("acl post var(txn.path) -m str", "acl post var(txn.path) -m str /none #", ("completion", "chat", "drift")),
+        ("default_backend", "http-response wait-for-body time 60s\n  default_backend", ("cancelled",)),
+    ],
+    ids=["path-refused", "stream-collected"],
+)
+def test_a_fault_of_the_proxy_is_caught(
+    rule: str, instead: str, caught: tuple[str, ...], broken: Broken, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The proxy is that of `serve`, with one line of its configuration changed; the server is sound."""
+    config = proxy.ProxyOrder.config
+    monkeypatch.setattr(proxy.ProxyOrder, "config", lambda *all: config(*all).replace(rule, instead))
+    monkeypatch.setattr(proxy, "CLIENTS", "others")
+    paths, there = dataclasses.replace(Paths.from_env(PROJECT), home=tmp_path), (broken.server, broken.subject.client)
+    with proxy.before(paths, contextlib.nullcontext(there)) as (_, client):
+        faulty = dataclasses.replace(broken, subject=dataclasses.replace(broken.subject, client=client))
+        seen = faulty.verdicts("completion", "chat", "chat-stream", "drift", "cancelled")
+    assert {name for name in caught if seen[name] != "ok"} == set(caught), seen
+    assert seen["chat-stream"] == "ok" or caught != ("cancelled",), "what comes late comes whole"
 
 
 def test_the_same_server_passes_when_it_is_mended(broken: Broken) -> None:

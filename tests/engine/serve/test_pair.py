@@ -19,9 +19,9 @@ from sparkpin.releases.record import Release
 from sparkpin.serve import linked
 from sparkpin.serve.cluster import Machine
 from sparkpin.serve.linked import Part
-from sparkpin.smoke.evidence import evidence_folder, replaced
-from sparkpin.smoke.run import SmokeResult, Write, own_server, run_smoke
-from sparkpin.smoke.server import Place
+from sparkpin.smoke.evidence import Evidence, evidence_folder, replaced
+from sparkpin.smoke.run import run_smoke
+from sparkpin.smoke.server import Place, own_server
 
 if TYPE_CHECKING:
     from fake_release import FakeSite  # pytest loads it itself, below
@@ -102,16 +102,16 @@ def test_one_container_does_not_serve_a_release_for_two(site: FakeSite, double: 
         site.start(double, port=site.port)
 
 
-def smoked(site: FakeSite, release: Release) -> tuple[SmokeResult, Write]:
+def smoked(site: FakeSite, release: Release) -> Evidence:
     serving = own_server(site.paths, release, Place(site.engine, site.checkpoint, None))
     return run_smoke(site.paths, site.engine, release, serving)
 
 
 def test_the_smoke_test_asks_all_nodes_and_keeps_the_log_of_each(site: FakeSite, double: Release) -> None:
-    result, write = smoked(site, double)
-    assert result.passed, result
+    evidence = smoked(site, double)
+    assert not evidence.failures
     with replaced(evidence_folder(site.paths, site.release)) as folder:
-        write(folder)
+        evidence.write(folder)
     logs = [(evidence_folder(site.paths, site.release) / name).read_text() for name in ("server.log", "server-1.log")]
     argvs = [json.loads(text.partition("\nargv ")[2].partition("\n")[0]) for text in logs]
     assert [argv[argv.index("--node-rank") + 1] for argv in argvs] == ["0", "1"]
@@ -125,6 +125,6 @@ def test_a_fault_of_rank_1_fails_the_smoke_test(
     site: FakeSite, double: Release, fault: str, check: str, told: str
 ) -> None:
     bad = dataclasses.replace(double, env=double.env | {"FAKE_VLLM": fault})
-    result, _ = smoked(site, bad)
-    failed = [one for one in result.checks if not one.passed]
-    assert [one.name for one in failed] == [check] and told in failed[0].detail
+    result = smoked(site, bad).result
+    failed = [one for one in result["checks"] if not one["passed"]]
+    assert [one["name"] for one in failed] == [check] and told in failed[0]["detail"]

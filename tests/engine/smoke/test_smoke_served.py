@@ -29,7 +29,7 @@ def smoke(site: FakeSite, *, key: str = "", fault: str = "") -> Release:
     release = dataclasses.replace(site.release, argv=argv, env={"FAKE_VLLM": fault} if fault else {})
     Releases(site.paths).save(release)
     serving = service.started(site.paths, site.engine, release, site.checkpoint, gpus=False)
-    return kept(site.paths, release, *run.run_smoke(site.paths, site.engine, release, serving))
+    return kept(site.paths, release, run.run_smoke(site.paths, site.engine, release, serving))
 
 
 def standing(site: FakeSite) -> list[Served]:

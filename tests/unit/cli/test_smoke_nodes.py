@@ -14,13 +14,12 @@ from made_releases import release
 from places import PROJECT
 
 from sparkpin.cli import smoke
-from sparkpin.core.errors import HostError, InputError
+from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.host.containers import Container
 from sparkpin.host.machine import Gpu
 from sparkpin.releases import container as running
 from sparkpin.releases import runs_here
-from sparkpin.releases.record import Releases
 from sparkpin.serve import cluster
 from sparkpin.serve.cluster import Cluster, ClusterOptions
 from sparkpin.serve.memory_limit import Room
@@ -75,7 +74,10 @@ def test_each_container_gets_what_its_machine_has(
 
     monkeypatch.setattr(server, "container_of", container_of)
     monkeypatch.setattr(running, "cache_volume", lambda engine, release: "cache")
-    with server.started(paths, PAIR, places[0], gpus=True, timeout=1, places=places) as found:
+    for name in ("require_readable", "require_image"):
+        monkeypatch.setattr(running, name, lambda *_: None)
+    monkeypatch.setattr(server.Server, "wait_ready", lambda *_: None)
+    with server.own_server(paths, PAIR, places[0], places, gpus=True) as (found, _):
         socket = str(found.socket.parent)
     here, other = made
     assert [one["mem_limit"] for one in made] == [1, 2]
@@ -87,25 +89,3 @@ def test_each_container_gets_what_its_machine_has(
     assert [one["environment"]["NCCL_IB_HCA"] for one in made] == ["=r1", "=r2"]
     assert [one["network_mode"] for one in made] == ["host", "host"] and all(one["devices"] for one in made)
     assert "--headless" in other["command"] and "--uds" in here["command"]
-
-
-def test_a_server_that_has_no_room_beside_another_is_no_failed_test(
-    paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, records = release(1), Releases(paths)
-    records.save(one)
-    plan = SimpleNamespace(needed=1 << 60, hints=())
-    stand_ins: dict[str, Any] = {
-        "engine_of": lambda paths: None,
-        "require_consistent": lambda *_, **__: None,
-        "obstacle": lambda *_, **__: "",
-        "uses_gpu": lambda *_: False,
-        "checkpoint_of": lambda *_: tmp_path,
-        "alone": lambda *_: contextlib.nullcontext(),
-    }
-    for name, stand_in in stand_ins.items():
-        monkeypatch.setattr(smoke, name, stand_in)
-    monkeypatch.setattr(smoke.memory_limit, "room_for", lambda *_: smoke.memory_limit.Room(1, plan))  # type: ignore[arg-type]
-    with pytest.raises(HostError):
-        smoke.smoke_release(paths, one)
-    assert records.get(one.tag).smoke is None

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import fake_vllm
@@ -13,7 +14,7 @@ import made_releases
 import numpy
 import pytest
 
-from sparkpin.core.errors import InputError, ManifestError
+from sparkpin.core.errors import BusyError, InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.host.fingerprint import Fingerprint
 from sparkpin.measure.bench import load, plan, record, run
@@ -21,8 +22,7 @@ from sparkpin.measure.bench import text as words
 from sparkpin.measure.bench.load import BenchTarget, TimedAnswer
 from sparkpin.measure.bench.plan import BenchPlan
 from sparkpin.measure.bench.record import BenchRecord, Cell, CellResult, Comparison, Conditions, Metric
-from sparkpin.smoke.client import Client
-from sparkpin.smoke.replies import Exchange, Fault, Reply
+from sparkpin.smoke.client import Client, Exchange, Fault, Reply
 
 HOST = Fingerprint(
     machine="NVIDIA DGX Spark", arch="aarch64", cpu="Cortex", cores=20, memory=128 * 10**9, gpus=(), kernel="6.14",
@@ -256,6 +256,8 @@ def test_acceptance_is_what_the_counters_grew_by() -> None:
     assert (one.drafted, one.accepted, one.acceptance) == (20, 15, 0.75)
     assert one.accepted_by_position == (0.9, 0.6)
     assert one.others == 3  # 21 were made, 18 were ours
+    # Of a service some may be those that process 1 asks for.
+    assert [load.result_of(SWEEP, answers, BEFORE, AFTER, own).others for own in (2, 5)] == [1, 0]
     plain = load.result_of(SWEEP, answers, "", "")
     assert (plain.drafted, plain.acceptance, plain.accepted_by_position, plain.others) == (None, None, (), None)
     assert load.result_of(SWEEP, answers, "", AFTER).drafted == 40  # a counter appears with its first value
@@ -353,3 +355,17 @@ def test_what_is_printed_has_its_machine_and_what_makes_it_doubtful(capsys: pyte
     text = capsys.readouterr().out
     facts = (HOST.line, "0.33.0", "--max-num-seqs 4", "80%", "1 FAILED", "100 of 256", "7 more", "heat", "ABBA")
     assert [fact for fact in facts if fact not in text] == []
+
+
+@pytest.mark.parametrize("under_way", [None, 2])
+def test_a_service_that_is_not_known_to_be_quiet_is_not_measured(
+    under_way: int | None, paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = made_releases.release(1)
+    known = SimpleNamespace(release=ours.tag, ready=True, container="c")
+    for name in ("find", "proxy_of"):
+        monkeypatch.setattr(run.served, name, lambda *_: SimpleNamespace())
+    monkeypatch.setattr(run.served, "describe", lambda *_: known)
+    monkeypatch.setattr(run, "requests_under_way", lambda _: under_way)
+    with pytest.raises(BusyError), run.target_of(paths, None, ours):  # type: ignore[arg-type]
+        pass

@@ -18,8 +18,7 @@ from sparkpin.measure.prove.record import ProveRecord
 from sparkpin.measure.prove.run import CONCURRENT, READ, TRIED, Step, meet
 from sparkpin.measure.prove.sessions import Shape
 from sparkpin.smoke.answers import Wrong
-from sparkpin.smoke.client import Client
-from sparkpin.smoke.replies import Fault
+from sparkpin.smoke.client import Client, Fault
 
 SHAPE = Shape(1, 4, 3, 384, 8000, 1.0)
 

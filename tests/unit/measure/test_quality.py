@@ -191,11 +191,11 @@ def test_what_was_measured_is_kept_whole_or_measured_again(tmp_path: Path) -> No
         assert (one.name, one.kind, one.first) == (other.name, other.kind, other.first)
         for part in ("ids", "logprobs", "tokens", "chosen"):
             assert np.array_equal(getattr(one.forced, part), getattr(other.forced, part))
-    (folder / "rows.npz").write_bytes((folder / "rows.npz").read_bytes()[:-1])
+    (folder / "measured.npz").write_bytes((folder / "measured.npz").read_bytes()[:-1])
     assert known(folder) is None
     keep(folder, made)
     assert known(folder)
-    (folder / "measured.json").write_text("[]")
+    (folder / "measured.npz").write_text("[]")
     assert known(folder) is None
 
 

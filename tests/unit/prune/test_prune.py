@@ -285,7 +285,7 @@ def test_what_was_measured_goes_with_its_release_and_what_nobody_knows_once_it_i
     home = Home.make(paths)
     measured = {number: run.folder_of(paths, release(number), corpus.Corpus((), ())) for number in (1, 2, 3)}
     for folder in measured.values():
-        write(folder / "measured.json", b"{}")
+        write(folder / "measured.npz", b"{}")
         write(folder.with_suffix(".json"), b"[]")
     of_first, of_third = ({folder, folder.with_suffix(".json")} for folder in (measured[1], measured[3]))
     assert home.going([2], [1])["quality measurements"] == of_first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import threading
@@ -10,16 +11,21 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import fake_vllm
 import httpx
 import proxy_trials
 import pytest
 from certificates import certificate
+from heard import heard
 from proxied import HEADERS, KEY, Site, site_in, until
 
+from sparkpin.core.paths import Paths
 from sparkpin.releases import inside
+from sparkpin.serve import proxy
 from sparkpin.serve.address import Limits, read_tls
 
 BODY = {"model": "scripted-tiny", "prompt": "x"}
@@ -245,3 +251,14 @@ def test_a_server_that_breaks_off_is_told(site: Site) -> None:
     with httpx.Client(base_url=client.base_url, headers=HEADERS, trust_env=False) as other:
         reply = other.post("/v1/completions", json=BODY)
         assert (reply.status_code, reply.headers["Retry-After"]) == (502, "5")
+
+
+def test_a_test_of_an_image_without_haproxy_asks_its_server_and_says_so() -> None:
+    lines = heard()
+    container: Any = Mock(exec_run=lambda _: SimpleNamespace(exit_code=127))
+    server: Any = SimpleNamespace(release=SimpleNamespace(tag="t"), containers={container: None})
+    client: Any = SimpleNamespace()
+    serving = contextlib.nullcontext((server, client))
+    with proxy.before(Paths(Path(), Path(), Path()), serving) as found:
+        assert found == (server, client)
+    assert len(lines) == 1 and lines[0].startswith("proxy skipped: t ")

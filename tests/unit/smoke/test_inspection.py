@@ -76,6 +76,8 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> ImageFacts:
     library(site / "a/alone.so", CALLS.format("nothing"))
     lapack = library(site / "nvpl/a_lapack.so", CALLS.format("blas"), soname="a_lapack.so")
     library(site / "nvpl/user.so", needs=[lapack, blas])
+    driver = library(outside / "libnvidia-ml.so.1", soname="libnvidia-ml.so.1")
+    library(site / "a/driver.so", needs=[driver, lost])
     library(site / "torchvision/_C.so", needs=[library(outside / "libc10_cuda.so", soname="libc10_cuda.so")])
     return facts_of(site, work)
 
@@ -108,6 +110,8 @@ def found(facts: ImageFacts, sm: int | None = None, **wanted: Any) -> list[tuple
         ("a/far.so", []),
         ("a/alone.so", [("error", "symbols", "nothing")]),
         ("nvpl/a_lapack.so", []),  # it comes with what loads it, which brings the symbols
+        # What is accepted of it hides no other lack.
+        ("a/driver.so", [("error", "needed", "libgone.so.1"), ("allowed", "needed", "libnvidia-ml.so.1")]),
         ("torchvision/_C.so", [("allowed", "needed", "libc10_cuda.so")]),
     ],
 )

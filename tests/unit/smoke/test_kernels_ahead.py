@@ -21,7 +21,7 @@ from sparkpin.pins import manifests
 from sparkpin.pins.mods import KERNELS
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Demands
-from sparkpin.smoke import kernels, mods
+from sparkpin.smoke import mods
 from sparkpin.smoke.demands import demands_of
 
 
@@ -114,8 +114,8 @@ TABLE = b"GPU            NVIDIA GB10\nattend, merge  3 query tokens  0.0034    0
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     """A machine whose engine has the release's image."""
-    monkeypatch.setattr(kernels, "obstacle", lambda *asked, **more: "")
-    monkeypatch.setattr(kernels, "alone", lambda *asked: contextlib.nullcontext())
+    monkeypatch.setattr(mods, "obstacle", lambda *asked, **more: "")
+    monkeypatch.setattr(mods, "alone", lambda *asked: contextlib.nullcontext())
     monkeypatch.setattr(running, "require_here", lambda engine: None)
     monkeypatch.setattr(running, "require_image", lambda engine, one: None)
     monkeypatch.setattr(running, "cache_volume", lambda engine, one: "cache")
@@ -135,12 +135,12 @@ def compared(
         container = Container({"Id": "1", "State": {"Status": status, "ExitCode": code}})
         return contextlib.nullcontext(container)
 
-    monkeypatch.setattr(kernels, "container_of", container_of)
+    monkeypatch.setattr(mods, "container_of", container_of)
     monkeypatch.setattr(Container, "reload", lambda self: None)
     monkeypatch.setattr(running, "log_of", lambda container: log)
     monkeypatch.setattr(running, "stays_down", lambda container: False)
     engine: Any = None
-    return kernels.compare(site, engine, WITH_KERNELS, limit=0.5), given
+    return mods.compare_kernels(site, engine, WITH_KERNELS, limit=0.5), given
 
 
 def test_kernels_are_compared_in_the_image_on_the_gpu_and_nothing_else(
@@ -179,4 +179,4 @@ def test_kernels_are_of_one_release_and_nothing_else_is_done(options: dict[str, 
 def test_a_release_without_kernels_has_nothing_to_compare(site: Paths) -> None:
     engine: Any = None
     with pytest.raises(UntoldError):
-        kernels.compare(site, engine, release(3))
+        mods.compare_kernels(site, engine, release(3))

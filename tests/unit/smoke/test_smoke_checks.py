@@ -42,7 +42,7 @@ ANY = [(name, SHAPE) for name in demands.CHECKS if name not in OWN_WORDS]
 
 
 def test_every_check_has_a_name_that_a_stage_may_use() -> None:
-    assert sorted([*checks.CHECKS, *table().checks]) == sorted(demands.CHECKS)
+    assert sorted([*checks.CHECKS, *table()["checks"]]) == sorted(demands.CHECKS)
 
 
 @pytest.mark.parametrize(("name", "expect"), [*((name, SCRIPTED) for name in demands.CHECKS), *ANY])
@@ -122,11 +122,11 @@ FAULTS: list[tuple[Any, ...]] = [
     ("acceptance", instead(200, "text/plain", b"up 1\n"), "does not draft"),
     ("acceptance", counted("draft_tokens_total", "0.0"), "0 drafted tokens are too few"),
     ("acceptance", counted("accepted_tokens_total", "172.0"),
-     "172 of 216 drafted tokens accepted (79.6%), expected at least 0.8"),
+     "172 of 216 drafted tokens accepted (79.6%)"),
     ("acceptance", text(PLACE_1.format("108.0"), PLACE_1.format("64.0")),
-     "by position 100.0%, 59.3%, expected at least [0.8, 0.6]"),
+     "expected by position at least [0.8, 0.6]"),
     ("acceptance", lambda reply: (*reply[:2], reply[2] + PLACE_1.replace('"1"', '"2"').format("9.0\n").encode()),
-     "100.0%, 100.0%, 8.3%: 3 positions, floors for 2"),
+     "3 positions, floors for 2"),
     ("acceptance", lambda reply: (*reply[:2], reply[2].replace(b" 216.0", b" 49.0")), "49 drafted tokens are too few"),
 ]  # fmt: skip
 SHAPE_FAULTS: list[tuple[Any, ...]] = [
@@ -246,7 +246,7 @@ def test_exchanges_keep_what_went_over_the_wire(socket: Path) -> None:
         stream, rubbish = (exchange.as_dict() for exchange in target.client.exchanges)
     assert stream["response"].encode() == RECORDED["chat-stream"][2]
     assert 0 < stream["first_seconds"] <= stream["seconds"] + 0.001
-    assert rubbish["response_base64"] == "//4="
+    assert rubbish["response"] == "\\xff\\xfe"
 
 
 def test_a_server_that_is_gone_is_a_failed_check(socket: Path) -> None:

@@ -20,17 +20,17 @@ from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
 from sparkpin.pins.manifests import load_chain
 from sparkpin.releases.record import Release, Releases
-from sparkpin.smoke import demands, drift
+from sparkpin.smoke import demands, logprobs
 from sparkpin.smoke.evidence import evidence_folder
 from sparkpin.smoke.expectations import expectations
 
 ROWS = json.loads(RECORDED["drift"][2])["choices"][0]["prompt_logprobs"]
 TOKENS = tuple(int(token) for row in ROWS[1:] for token in row)
 LOGPROBS = tuple(entry["logprob"] for row in ROWS[1:] for entry in row.values())
-BELOW = drift.Reference("sparkpin/x:mtp-1", drift.sha256(expectations("scripted").text), TOKENS, LOGPROBS)
+BELOW = logprobs.Reference("sparkpin/x:mtp-1", logprobs.sha256(expectations("scripted").text), TOKENS, LOGPROBS)
 
 
-def moved(by: float) -> drift.Reference:
+def moved(by: float) -> logprobs.Reference:
     return dataclasses.replace(BELOW, logprobs=tuple(value - by for value in LOGPROBS))
 
 
@@ -62,12 +62,14 @@ def test_numbers_like_those_of_the_stage_below(checked: Checked) -> None:
 @pytest.mark.parametrize(
     ("below", "why"),
     [
-        (None, "no release of stage mtp has passed and left its own to compare them with: test that first"),
+        (None, "no release of stage mtp"),
         (dataclasses.replace(BELOW, text="other"), "sparkpin/x:mtp-1 was asked another text"),
         (dataclasses.replace(BELOW, tokens=TOKENS[1:]), "sparkpin/x:mtp-1 was asked another text, or has other tokens"),
     ],
 )
-def test_without_numbers_to_compare_with_it_says_so(below: drift.Reference | None, why: str, checked: Checked) -> None:
+def test_without_numbers_to_compare_with_it_says_so(
+    below: logprobs.Reference | None, why: str, checked: Checked
+) -> None:
     result = checked("drift", drift=0.1, reference=below, parent="mtp")
     assert result.passed and not result.applicable and why in result.detail
 
@@ -108,23 +110,23 @@ def release(tmp_path: Path) -> tuple[Paths, Release]:
 def leave(paths: Paths, release: Release, value: object) -> None:
     folder = evidence_folder(paths, release)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / drift.FILE, value)
+    write_json(folder / logprobs.FILE, value)
 
 
 def test_the_reference_is_the_newest_of_the_stage_below_that_passed(release: tuple[Paths, Release]) -> None:
     paths, made = release
     asking = dataclasses.replace(made, demands=made.demands.model_copy(update={"parent": made.stage}))
-    assert drift.reference(paths, made) is None, "it asks for none"
-    assert drift.reference(paths, asking) is None, "not smoked"
+    assert logprobs.reference(paths, made) is None, "it asks for none"
+    assert logprobs.reference(paths, asking) is None, "not smoked"
     Releases(paths).update(made.tag, lambda one: dataclasses.replace(one, state="passed", smoke={"passed": True}))
-    assert drift.reference(paths, asking) is None, "it left nothing"
+    assert logprobs.reference(paths, asking) is None, "it left nothing"
     leave(paths, made, {"text": "t", "tokens": [1], "logprobs": [-1]})
-    assert drift.reference(paths, asking) == drift.Reference(made.tag, "t", (1,), (-1.0,))
+    assert logprobs.reference(paths, asking) == logprobs.Reference(made.tag, "t", (1,), (-1.0,))
     for damaged in ({"text": "t"}, {"text": "t", "tokens": [1], "logprobs": [-1, -1]}, [], {"text": "t", "tokens": 1}):
         leave(paths, made, damaged)
-        assert drift.reference(paths, asking) is None
+        assert logprobs.reference(paths, asking) is None
     other = dataclasses.replace(asking, model="other")
-    assert drift.reference(paths, other) is None
+    assert logprobs.reference(paths, other) is None
 
 
 @pytest.mark.parametrize(

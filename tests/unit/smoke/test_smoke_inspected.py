@@ -23,6 +23,7 @@ from sparkpin.core.errors import BusyError, HostError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.host.machine import Gpu
+from sparkpin.measure import own_server
 from sparkpin.pins import manifests
 from sparkpin.releases import current, runs_here
 from sparkpin.releases.record import Release, Releases
@@ -30,9 +31,8 @@ from sparkpin.releases.runs_here import obstacle_of
 from sparkpin.serve import memory_limit, service
 from sparkpin.smoke import evidence
 from sparkpin.smoke.inspect.facts import ImageFacts, ImageFinding
-from sparkpin.smoke.inspect.record import InspectedResult, result_of
 from sparkpin.smoke.inspect.report import Result
-from sparkpin.smoke.inspect.run import inspect
+from sparkpin.smoke.inspect.run import inspect, result_of
 
 WHY = "stack spark is for linux/arm64, and this engine's machine is linux/amd64"
 GPU = "stack spark is for a GPU of compute capability 12.1; here:"
@@ -58,7 +58,7 @@ def records(tmp_path: Path) -> Releases:
     return Releases(Paths(PROJECT, tmp_path / "cache", tmp_path / "home"))
 
 
-def kept(records: Releases, *results: InspectedResult | dict[str, Any], state: str = "built") -> Release:
+def kept(records: Releases, *results: dict[str, Any], state: str = "built") -> Release:
     """A release after these smoke tests."""
     records.save(release(1, state))
     for result in results:
@@ -172,12 +172,13 @@ def test_record_and_evidence_are_of_one_test(records: Releases) -> None:
     records.save(release(1))
 
     def keep(result: Any, text: str) -> Release:
-        def write(folder: Path) -> None:
-            with pytest.raises(BusyError), files.lock(records.root / "tiny/.lock", wait=False):
-                pass
-            (folder / "result.json").write_text(text)
+        class Locked(evidence.Evidence):
+            def write(self, folder: Path) -> None:
+                with pytest.raises(BusyError), files.lock(records.root / "tiny/.lock", wait=False):
+                    pass
+                super().write(folder)
 
-        return evidence.kept(records.paths, release(1), result, write)
+        return evidence.kept(records.paths, release(1), Locked(result, {"result.json": text.encode()}))
 
     folder = evidence.evidence_folder(records.paths, release(1))
     (folder.parent / ".partial-of-a-killed-test/smoke").mkdir(parents=True)
@@ -224,9 +225,10 @@ def test_without_memory_no_server_is_started_and_the_release_is_not_at_fault(
     plan: Any = SimpleNamespace(needed=10 << 30, hints=())
     room = memory_limit.Room(10 << 30, plan)
     for name, given in {"engine_of": None, "obstacle": "", "uses_gpu": gpus, "checkpoint_of": records.root}.items():
-        monkeypatch.setattr(task, name, lambda *_, given=given, **__: given)
+        for module in (task, own_server):
+            monkeypatch.setattr(module, name, lambda *_, given=given, **__: given, raising=module is task)
     monkeypatch.setattr(task, "require_consistent", lambda *_: None)
-    monkeypatch.setattr(task, "alone", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(own_server, "alone", lambda *_: contextlib.nullcontext())
     for name, told in {"drop_page_cache": None, "available": 1 << 30, "room_for": room}.items():
         monkeypatch.setattr(memory_limit, name, lambda *_, told=told: told)
     with pytest.raises(HostError):

@@ -6,7 +6,7 @@ import pytest
 
 from sparkpin.smoke import metrics
 from sparkpin.smoke.answers import speed_of
-from sparkpin.smoke.replies import BadStream, Exchange, parse_chunks, parse_events
+from sparkpin.smoke.client import BadStream, Exchange, parse_chunks, parse_events
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,15 @@ up 1
 
 
 def test_metrics_are_summed_over_engines() -> None:
-    seen = metrics.acceptance(METRICS)
-    assert seen == metrics.DraftCounts(drafted=200, accepted=161) and seen.share == 0.805
-    assert metrics.by_position(METRICS) == (0.8, 0.6)
-    assert metrics.acceptance("up 1\n") is None and metrics.by_position("up 1\n") == ()
+    seen = metrics.DraftCounts.read(METRICS)
+    assert seen == metrics.DraftCounts(100, 200, 161, (80, 60)) and (seen.share, seen.shares) == (0.805, (0.8, 0.6))
+    assert metrics.DraftCounts.read("up 1\n") is None
+
+
+def test_a_share_by_position_says_what_it_is_a_share_of() -> None:
+    """Of three drafts one had a single token, for example because a grammar refused the second."""
+    assert "which had 1 tokens fewer" in str(metrics.DraftCounts(3, 5, 5, (3, 2)))
+    assert "fewer" not in str(metrics.DraftCounts(3, 6, 5, (3, 2)))
 
 
 def test_the_speed_of_a_test_s_own_requests() -> None:

@@ -20,12 +20,12 @@ from sparkpin.core.terminal import say
 from sparkpin.host.containers import Container
 from sparkpin.measure.bench.plan import PROMPTS, SLACK, BenchPlan
 from sparkpin.measure.bench.record import Cell, CellResult, Metric
+from sparkpin.measure.quality.run import tokens_in
 from sparkpin.pins.vllm_flags import served_name
 from sparkpin.releases.record import Release
 from sparkpin.smoke import metrics
-from sparkpin.smoke.answers import Wrong, json_of, require
-from sparkpin.smoke.client import Client
-from sparkpin.smoke.replies import BadStream, Fault, parse_chunks
+from sparkpin.smoke.answers import Wrong, require
+from sparkpin.smoke.client import BadStream, Client, Fault, parse_chunks
 
 GENERATED = "vllm:generation_tokens_total"
 SETTLE_SECONDS = 0.3  # the server's counters follow its answers
@@ -37,20 +37,22 @@ WARM_UP_TOKENS = 8
 @dataclass(frozen=True)
 class BenchTarget:
     """A server that answers. connect: another client for it, by the seconds that a request may take; start_seconds:
-    until it answered, None where it was up before."""
+    until it answered, None where it was up before; watched: seconds between the tokens that process 1 of a service asks
+    for, 0 where it does not."""
 
     release: Release
     container: Container
     client: Client
     connect: Callable[[float], Client]
     start_seconds: float | None
+    watched: float = 0
 
     @property
     def model(self) -> str:
         return served_name(self.release.argv)
 
     def tokenize(self, **what: object) -> list[int]:
-        return list(json_of(self.client.post("/tokenize", {"model": self.model, **what}))["tokens"])
+        return tokens_in(self.client.post("/tokenize", {"model": self.model, **what}))
 
     def counters(self) -> str:
         time.sleep(SETTLE_SECONDS)
@@ -112,9 +114,11 @@ def measure_cell(target: BenchTarget, cell: Cell, room: int, prompts: Iterator[l
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # Ctrl-C waits for no answer
         clients = [stack.enter_context(target.connect(limit)) for _ in range(cell.concurrency)]
         attempt(clients[0], body() if cell.prompt else body(WARM_UP_TOKENS))
-        before = target.counters()
+        before, begin = target.counters(), time.monotonic()
         batches = [list(pool.map(attempt, clients, [body() for _ in clients])) for _ in range(cell.batches)]
-    return result_of(cell, batches, before, target.counters())
+        after = target.counters()
+    watched = 1 + int((time.monotonic() - begin + SETTLE_SECONDS) / target.watched) if target.watched else 0
+    return result_of(cell, batches, before, after, watched)
 
 
 def attempt(client: Client, body: dict[str, Any]) -> TimedAnswer | str:
@@ -144,8 +148,11 @@ def rates(batch: Sequence[TimedAnswer]) -> tuple[float, float | None]:
     return prefill, later / (max(one.end for one in batch) - min(one.first for one in batch)) if later else None
 
 
-def result_of(cell: Cell, batches: Sequence[Sequence[TimedAnswer | str]], before: str, after: str) -> CellResult:
-    """before, after: the server's /metrics. Fault where no request was answered."""
+def result_of(
+    cell: Cell, batches: Sequence[Sequence[TimedAnswer | str]], before: str, after: str, own: int = 0
+) -> CellResult:
+    """before, after: the server's /metrics; own: tokens between them that process 1 may have asked for. Fault where no
+    request was answered."""
     every = [[one for one in batch if isinstance(one, TimedAnswer)] for batch in batches]
     answered = [batch for batch in every if batch]
     answers = [one for batch in answered for one in batch]
@@ -156,8 +163,10 @@ def result_of(cell: Cell, batches: Sequence[Sequence[TimedAnswer | str]], before
     together, each = [rates(batch) for batch in answered], [rates([one]) for one in answers]
     decode, decode_each = ([rate for _, rate in found if rate is not None] for found in (together, each))
     ttft = Metric.of([1e3 * (one.first - one.begin) for one in answers])
-    drafted, accepted = (grown(before, after, name) for name in (metrics.DRAFTED, metrics.ACCEPTED))
-    made = grown(before, after, GENERATED)
+    counts = metrics.DraftCounts.read(after)
+    drafts = counts.since(metrics.DraftCounts.read(before)) if counts else None
+    made = metrics.total(after, GENERATED)
+    others = None if made is None else int(made - (metrics.total(before, GENERATED) or 0)) - tokens
     return CellResult(
         **{**vars(cell), "prompt_size": answers[0].prompt},
         pp_throughput=Metric.of([rate for rate, _ in together]),
@@ -172,21 +181,8 @@ def result_of(cell: Cell, batches: Sequence[Sequence[TimedAnswer | str]], before
         output_tokens=tokens,
         later_parts=sum(len(one.parts) - 1 for one in answers),
         later_tokens=sum(sum(one.parts[1:]) for one in answers),
-        drafted=drafted or None,
-        accepted=accepted if drafted else None,
-        accepted_by_position=positions(before, after) if drafted else (),
-        others=None if made is None else made - tokens,
+        drafted=drafts.drafted if drafts and drafts.drafted else None,
+        accepted=drafts.accepted if drafts and drafts.drafted else None,
+        accepted_by_position=drafts.shares if drafts else (),
+        others=others if others is None else others - min(max(others, 0), own),
     )
-
-
-def grown(before: str, after: str, name: str) -> int | None:
-    """By how much a counter of /metrics grew; None where the server has no such counter."""
-    then, now = metrics.total(before, name), metrics.total(after, name)
-    return None if now is None else int(now - (then or 0))
-
-
-def positions(before: str, after: str) -> tuple[float, ...]:
-    """As metrics.by_position, of what came between."""
-    drafts = grown(before, after, metrics.DRAFTS)
-    then, now = metrics.accepted_by_position(before), metrics.accepted_by_position(after)
-    return tuple((now[place] - then.get(place, 0)) / drafts for place in sorted(now)) if drafts else ()

@@ -31,12 +31,11 @@ from sparkpin.pins.vllm_flags import drop_flags, served_name
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, now
 from sparkpin.releases.runs_here import uses_gpu
-from sparkpin.serve import served
+from sparkpin.serve import launch, served
 from sparkpin.serve.address import key_of
 from sparkpin.serve.proxy import requests_under_way
 from sparkpin.smoke.answers import Wrong, json_of
-from sparkpin.smoke.client import Client
-from sparkpin.smoke.replies import Fault
+from sparkpin.smoke.client import Client, Fault
 from sparkpin.smoke.server import alone
 
 ALL = "the prompts together"
@@ -120,9 +119,10 @@ def target_of(paths: Paths, engine: Engine, release: Release) -> Iterator[BenchT
             yield target
         return
     say(f"{release.tag} is being served: that server is measured, and not restarted")
-    if under_way := requests_under_way(known.proxy):
+    if (under_way := requests_under_way(known.proxy)) != 0:
+        answers = "cannot tell whether it answers" if under_way is None else f"answers {under_way} requests of"
         raise BusyError(
-            f"{known.container} answers {under_way} requests of others, which a benchmark would measure as well",
+            f"{known.container} {answers} others, which a benchmark would measure as well",
             next_step="wait until they are done, or invoke stop and then the same command again",
         )
     key = key_of(paths, release, known.address)
@@ -132,19 +132,19 @@ def target_of(paths: Paths, engine: Engine, release: Release) -> Iterator[BenchT
 
     with alone(paths, engine), connect(REQUEST_SECONDS) as client:
         try:
-            yield BenchTarget(release, known.server, client, connect, None)
+            yield BenchTarget(release, known.server, client, connect, None, watched=launch.INTERVAL)
         except (Wrong, Fault) as fault:
             raise SmokeError(f"{release.tag}: {fault}", next_step="invoke status, invoke logs") from None
 
 
 @contextlib.contextmanager
 def own_target(paths: Paths, engine: Engine, release: Release) -> Iterator[BenchTarget]:
-    with own_server(paths, engine, release, 0) as own:
+    with own_server(paths, engine, release) as (server, client):
 
         def connect(timeout: float) -> Client:
-            return Client.unix(own.server.socket, timeout=timeout)
+            return Client.unix(server.socket, timeout=timeout)
 
-        yield BenchTarget(release, next(iter(own.server.containers)), own.client, connect, own.start_seconds)
+        yield BenchTarget(release, next(iter(server.containers)), client, connect, server.start_seconds)
 
 
 def conditions_of(engine: Engine, target: BenchTarget) -> Conditions:

@@ -58,8 +58,12 @@ def record_lines(record: BenchRecord) -> list[str]:
         found.append(f"note: the GPU's clocks were held down meanwhile: {', '.join(record.slowed)}")
     if others := sum(max(one.others or 0, 0) for one in record.benchmarks):
         found.append(f"note: the server made {others:,} more tokens meanwhile for others: these figures are too low")
+    if any(one.others is None for one in record.benchmarks):
+        found.append("note: the server counts no tokens: cannot tell whether it made some for others meanwhile")
     if record.conditions.server == "served":
-        found.append("note: a service was measured; process 1 asks it for a token every 10 s")
+        found.append(
+            "note: a service was measured; process 1 asks it for a token every 10 s, which is not counted as load"
+        )
     return found
 
 

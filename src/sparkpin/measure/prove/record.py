@@ -14,15 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sparkpin.core import files
-from sparkpin.measure.quality.distance import TOP
 
 Verdict = Literal["nothing found", "found", "cannot tell"]
-HOW = (
-    "POST the steps to /v1/completions, in order or all at once: prompt, cache_salt (salt), max_tokens (tokens), "
-    f"temperature 0, ignore_eos, logprobs {TOP}; break off those that are cancelled, with stream. Then send the "
-    "last prompt again with a new cache_salt, with `read` followed by the tokens of its answer. The log-probabilities "
-    "should be the same."
-)
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from sparkpin.measure.quality.distance import TOP, Rows, distance, rows_of
 from sparkpin.measure.quality.run import models_of, tokens_in, tokens_of
 from sparkpin.smoke import logprobs, metrics
 from sparkpin.smoke.answers import Wrong, a_dict, json_of, only_choice
-from sparkpin.smoke.client import Client
-from sparkpin.smoke.replies import Fault
+from sparkpin.smoke.client import Client, Fault
 
 HITS = "vllm:prefix_cache_hits_total"
 INFO = "vllm:cache_config_info"
@@ -288,7 +287,7 @@ class Proof:
     def counted(self) -> tuple[int | None, int]:
         """Tokens from the cache, and drafted ones, since the server began."""
         text = self.met.scraped()
-        hits, counts = metrics.total(text, HITS), metrics.acceptance(text)
+        hits, counts = metrics.total(text, HITS), metrics.DraftCounts.read(text)
         return None if hits is None else int(hits), counts.drafted if counts else 0
 
     def read_cold(self, seen: Seen) -> None:

@@ -6,7 +6,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
+
+from sparkpin.pins.reading import read_yaml
 
 Message = dict[str, Any]
 Prompt = list[int]  # token ids
@@ -17,16 +20,8 @@ FIRST, STEP = 2.0, 0.5  # blocks of the first prompt, and that each turn adds
 EDGES = (0, 1, -1, 2, -2, 17)  # tokens between the end of a prompt and that of a block
 LEAST_ALIKE = 16  # tokens that prompts begin with alike, where they share a beginning
 END = 24  # tokens at the end of a prompt that are never cut: where the answer begins
-SAID = (
-    "build cache commit config deploy error file flag graph hash image index issue kernel layer lock log manifest "
-    "merge model module node parse patch path plan port queue record release report root schema script server session "
-    "shard source stage state store stream table tag task test thread token tool trace tree update value vector "
-    "verify version wheel worker çay defter göl yağmur"
-)
-WORDS = SAID.split()
-ARGUMENTS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
-READ_FILE = {"name": "read_file", "description": "Read a file of the project.", "parameters": ARGUMENTS}
-TOOLS = [{"type": "function", "function": READ_FILE}]
+DATA = read_yaml(Path(__file__).with_name("prove.yaml"))
+WORDS, TOOLS = DATA["words"].split(), DATA["tools"]
 
 
 @dataclass(frozen=True)

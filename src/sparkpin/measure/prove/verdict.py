@@ -20,30 +20,20 @@ from sparkpin.core import files
 from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import say
 from sparkpin.measure.prove import run
-from sparkpin.measure.prove.record import HOW, Finding, ProveRecord, Verdict, WayResult, path_of
-from sparkpin.measure.prove.run import CONCURRENT, CONTROL, EVICTED, READ, TRIED, WARM, Proof, Step, Way
-from sparkpin.measure.prove.sessions import with_other_words
+from sparkpin.measure.prove.record import Finding, ProveRecord, Verdict, WayResult, path_of
+from sparkpin.measure.prove.run import CANCELLED, CONCURRENT, CONTROL, EVICTED, READ, TRIED, WARM, Proof, Step, Way
+from sparkpin.measure.prove.sessions import DATA, with_other_words
 from sparkpin.measure.statistics import FALSE_ALARMS, false_alarm
 from sparkpin.releases.record import now
 from sparkpin.smoke.answers import Wrong
-from sparkpin.smoke.replies import Fault
+from sparkpin.smoke.client import Fault
 
 TRIES, SHOWN, NOISE = 16, 5, 63
 assert len(TRIED) * false_alarm(SHOWN, TRIES, NOISE) <= FALSE_ALARMS
 LEAST = 0.05  # nats: smaller differences are never told. Hits of a sound server are a few hundredths off
 MOVED = 0.1  # nats: other text has to move the answers so much, or the model is blind to its context
 IN_CACHE = 1 / 8  # of what other text does: answers in the cache, where nobody can see how reading and decoding differ
-PLANTED = {
-    "state-not-restored": (WARM, 2.5),
-    "state-one-block-late": (WARM, 1.8),
-    "neighbours-block": (WARM, 0.73),
-    "hit-off-by-one": (WARM, 0.25),
-    "stale-after-eviction": (EVICTED, 2.6),
-    "drafts-kept": (READ, 2.4),
-}
-"""Faults that were planted into vLLM: what shows them, and their furthest answer in nats, of a trained model whose
-other text does PLANTED_MOVED (docs/prove.md)."""
-PLANTED_MOVED = 0.85
+PLANTED = {name: ({way.name: way for way in TRIED}[way], far) for name, (way, far) in DATA["planted"].items()}
 
 
 @dataclass(frozen=True)
@@ -133,7 +123,7 @@ def write_session(proof: Proof, one: Beyond, path: Path) -> None:
     told = [proof.cold[one.key], *proof.done[one.way.name].said[one.key]]
     session = {
         "schema": 2,
-        "how": HOW,
+        "how": DATA["how"],
         "seen": one.name,
         "seed": proof.shape.seed,
         "model": proof.met.model,
@@ -174,9 +164,9 @@ def unproven(proof: Proof, found: Bounds) -> str:
 def planted(proof: Proof, found: Bounds) -> int:
     """How many of PLANTED would show here, half as far as they go at most: in the ways that were tried, beyond this
     run's noise, if this model is moved in proportion."""
-    scale = found.control / PLANTED_MOVED / 2
+    scale = found.control / DATA["moved"] / 2
     cached = hits(proof, cold=False) != 0
-    shows = {WARM: cached, EVICTED: cached and EVICTED.name in proof.done, READ: proof.drafted > 0}
+    shows = {WARM: cached, CANCELLED: cached, EVICTED: cached and EVICTED.name in proof.done, READ: proof.drafted > 0}
     return sum(shows[way] and far * scale > found.of(way, grown=False) for way, far in PLANTED.values())
 
 

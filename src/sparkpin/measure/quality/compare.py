@@ -27,7 +27,6 @@ CONFIDENCE = 0.98
 CHANGE = (distance.LEAST, -distance.LEAST)  # of a log-probability
 
 WHAT = ("figure", "seen", "95 % interval", "allowed", "verdict")
-KINDS = ("texts", "count", "tokens", "KL", "same first choice", "perplexity ratio", "KL decoding", "same words")
 FAILURES = 8  # told of each skill
 FORMS = {"top1": ".2%", "perplexity": ".4f", "tool_calls": ".1%", "needles": ".1%"}  # of the others ".2g"
 
@@ -166,8 +165,6 @@ def report(record: QualityRecord) -> None:
     show(f"{record.release} against {record.reference} ({record.role})")
     limits = {judged.name: judged for judged in record.judged}
     terminal.table(WHAT, list(rows(record, limits)))
-    show()
-    terminal.table(KINDS, [of_kind(texts) for texts in record.texts[1:]])
     for skill in record.skills:
         for failure in skill.failures[:FAILURES] if skill.name != NEEDLES else ():
             show(f"lost: {failure}")
@@ -217,16 +214,3 @@ def verdict(record: QualityRecord) -> str:
 
 def seen(figure: Figure, form: str) -> tuple[str, str]:
     return f"{figure.value:{form}}", f"{figure.low:{form}} .. {figure.high:{form}}"
-
-
-def of_kind(texts: Texts) -> tuple[object, ...]:
-    return (
-        texts.kind,
-        texts.texts,
-        f"{texts.tokens:,}",
-        f"{texts.kl.value:.2g}",
-        f"{texts.top1.value:.2%}",
-        f"{texts.ratio.value:.4f}",
-        f"{texts.continued_kl.value:.2g}",
-        f"{texts.continued_same.value:.1%}",
-    )

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from sparkpin.smoke.answers import Answer, Wrong, judge
 from sparkpin.smoke.checks import STEPS, longest_prompt
+from sparkpin.smoke.client import BadStream, Fault
 from sparkpin.smoke.expectations import Case, Expectations, said, table
-from sparkpin.smoke.replies import BadStream, Fault
 from sparkpin.smoke.subject import SmokeSubject
 
 FOLDER = Path(__file__).parent / "texts"
 QUICK = 2  # texts of each kind
 TOOL_CALLS = "tool calls"
+TOOL_CASES = ("tool-call", "tool-calls-parallel", "tool-call-long", "tool-call-in-reasoning", "tool-examples")
 NEEDLES = "needles"
 LONGEST_NAME = 60  # characters of a question that stand for it
 LEAST_ROOM = 256  # tokens of a prompt in which finding something says anything
@@ -47,7 +48,7 @@ class Corpus:
         if expect:
             cases += [*(case for _, case in of_the_smoke_test(expect)), *expect.recall(STEPS[0])]
         said = [[case.request, case.calls, case.holds, case.content] for case in cases]
-        whole = [[text.name, text.text] for text in self.texts], said, self.quick, STEPS, table().requests["roomy"]
+        whole = [[text.name, text.text] for text in self.texts], said, self.quick, STEPS, table()["requests"]["roomy"]
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
 
@@ -78,20 +79,14 @@ def questions() -> tuple[Question, ...]:
     found = []
     for one in value["questions"]:
         request = said(one["ask"]) | {"tools": [tools[name] for name in one["tools"]], "tool_choice": "auto"}
-        request |= table().requests["roomy"]
+        request |= table()["requests"]["roomy"]
         calls = tuple((name, None) for name in one["calls"]) or None
         found.append((one["ask"][:LONGEST_NAME], Case(request, calls=calls, holds=tuple(one.get("holds", ())))))
     return tuple(found)
 
 
-def of_the_smoke_test(expect: Expectations) -> tuple[tuple[str, Case], ...]:
-    return (
-        ("one call", expect.cases["tool-call"]),
-        ("two calls", expect.cases["tool-calls-parallel"]),
-        ("long arguments", expect.cases["tool-call-long"]),
-        ("while it thinks", expect.cases["tool-call-in-reasoning"]),
-        ("examples above", expect.cases["tool-examples"]),
-    )
+def of_the_smoke_test(expect: Expectations) -> tuple[Question, ...]:
+    return tuple((name.replace("-", " "), expect.cases[name]) for name in TOOL_CASES)
 
 
 def ask_tools(subject: SmokeSubject, corpus: Corpus) -> Iterator[SkillAnswer]:

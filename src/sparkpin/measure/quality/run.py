@@ -1,22 +1,23 @@
 """Measure a release: its image serves its checkpoint, one server at a time, and only for what nobody has kept.
 
-    SPARKPIN_CACHE/quality/<release key>-<what was asked>/measured.json, rows.npz
+    SPARKPIN_CACHE/quality/<release key>-<what was asked>/measured.npz
 
 A release's key decides its image, and so its vLLM: what one version has answered is never taken for another's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
-from sparkpin.core.files import sha256_file, write_json
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import say
@@ -28,18 +29,18 @@ from sparkpin.measure.quality.distance import TOP, Rows, rows_of
 from sparkpin.releases.quality_record import KEY_DIGITS
 from sparkpin.releases.record import Release
 from sparkpin.smoke import logprobs
-from sparkpin.smoke.answers import Wrong, a_dict, json_of, only_choice, require
-from sparkpin.smoke.client import Client
+from sparkpin.smoke.answers import Wrong, json_of, only_choice, require, require_valid
+from sparkpin.smoke.client import Client, Fault, Reply
 from sparkpin.smoke.evidence import replaced
-from sparkpin.smoke.expectations import expectations_of
-from sparkpin.smoke.replies import Reply
+from sparkpin.smoke.expectations import expectations_of, table
 from sparkpin.smoke.run import subject_of
 from sparkpin.smoke.subject import SmokeSubject
 
-FORM = 2  # grows when a measurement of before would mean something else
+FORM = 3  # grows when a measurement of before would mean something else
 KEPT = 64 << 20  # bytes: more than the log-probabilities of all texts ever took
 CONTINUED = 48  # tokens
 MOST = 768  # tokens read of a text: a vocabulary of 248,320 takes 1 MB of logits a token, in 32 bits
+MEASURED = "measured.npz"
 PARTS = tuple(Rows.__dataclass_fields__)
 
 
@@ -79,9 +80,12 @@ def measure(paths: Paths, engine: Engine, release: Release, corpus: Corpus) -> Q
     if known := load(folder):
         say(f"{release.tag}: measured before")
         return known
-    with own_server(paths, engine, release, KEPT) as own:
-        found = ask_all(subject_of(own.release, own.client, own.server), corpus)
-        own.require_alive()  # else what it was asked after its end would be kept as wrong answers
+    with own_server(paths, engine, release, kept=KEPT) as (server, client):
+        found = ask_all(subject_of(release, client, server), corpus)
+        # Else what it was asked after its end would be kept as wrong answers. An engine that is gone may leave a
+        # container that runs for some seconds more.
+        if server.exit_reason() or not any(client.healthy() for _ in range(3)):
+            raise Fault("the server ended amid the questions")
         keep(folder, found)
     return found
 
@@ -133,14 +137,11 @@ def read_text(client: Client, model: str, text: CorpusText, most: int) -> Readin
 
 def models_of(client: Client) -> list[dict[str, Any]]:
     reply = client.get("/v1/models")
-    is_json = reply.body.lstrip().startswith(b"{")  # a page for people is not repeated
-    if reply.status == 404 or not is_json:
-        seen = "a page that is no JSON" if reply.status == 200 else f"status {reply.status}"
-        raise Wrong(f"no OpenAI endpoint: /v1/models: got {seen}, expected a list of models")
-    models = json_of(reply).get("data")
-    if not isinstance(models, list) or not models:
-        raise Wrong(f"/v1/models: got {str(models)[:80]}, expected a list of models")
-    return [a_dict(one, "/v1/models") for one in models]
+    # A page for people is not repeated.
+    require(reply.body.lstrip().startswith(b"{"), f"no OpenAI endpoint: /v1/models: status {reply.status}, and no JSON")
+    found = json_of(reply)
+    require_valid(found, table()["schemas"]["models"], "/v1/models")
+    return list(found["data"])
 
 
 def tokens_of(client: Client, model: str, text: str) -> list[int]:
@@ -148,10 +149,9 @@ def tokens_of(client: Client, model: str, text: str) -> list[int]:
 
 
 def tokens_in(reply: Reply) -> list[int]:
-    tokens = json_of(reply).get("tokens")
-    if not isinstance(tokens, list) or not tokens or not all(isinstance(token, int) for token in tokens):
-        raise Wrong(f"/tokenize: got {str(tokens)[:80]}, expected a list of numbers")
-    return tokens
+    found = json_of(reply)
+    require_valid(found, table()["schemas"]["tokens"], "/tokenize")
+    return list(found["tokens"])
 
 
 def keep(folder: Path, measured: QualityMeasured) -> None:
@@ -162,26 +162,22 @@ def keep(folder: Path, measured: QualityMeasured) -> None:
         for which in ("forced", "continued")
         for part in PARTS
     }
+    value = {
+        **{name: getattr(measured, name) for name in ("vllm", "seconds", "notes")},
+        "readings": [[r.name, r.kind, r.first] for r in measured.readings],
+        "asked": [asdict(one) for one in measured.asked],
+    }
     with replaced(folder) as partial:
-        np.savez_compressed(partial / "rows.npz", **arrays)
-        value = {
-            **{name: getattr(measured, name) for name in ("vllm", "seconds", "notes")},
-            "readings": [[r.name, r.kind, r.first] for r in measured.readings],
-            "asked": [asdict(one) for one in measured.asked],
-            "rows": sha256_file(partial / "rows.npz")[0],
-        }
-        write_json(partial / "measured.json", value)
+        np.savez_compressed(partial / MEASURED, **arrays, value=np.array(json.dumps(value)))
 
 
 def load(folder: Path) -> QualityMeasured | None:
     """None where nothing was kept, or not the bytes that were kept: then it is measured again."""
-    try:
-        value = json.loads((folder / "measured.json").read_text(encoding="utf-8"))
-        if sha256_file(folder / "rows.npz")[0] != value["rows"]:
-            return None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    with np.load(folder / "rows.npz") as arrays:
+    with (
+        contextlib.suppress(OSError, ValueError, KeyError, TypeError, BadZipFile),
+        np.load(folder / MEASURED) as arrays,
+    ):
+        value = json.loads(str(arrays["value"]))
 
         def rows(number: int, which: str) -> Rows:
             return Rows(*(arrays[f"{number}-{which}-{part}"] for part in PARTS))
@@ -190,5 +186,6 @@ def load(folder: Path) -> QualityMeasured | None:
             Reading(name, kind, first, rows(number, "forced"), rows(number, "continued"))
             for number, (name, kind, first) in enumerate(value["readings"])
         )
-    asked = tuple(SkillAnswer(**one) for one in value["asked"])
-    return QualityMeasured(value["vllm"], value["seconds"], readings, asked, tuple(value["notes"]))
+        asked = tuple(SkillAnswer(**one) for one in value["asked"])
+        return QualityMeasured(value["vllm"], value["seconds"], readings, asked, tuple(value["notes"]))
+    return None

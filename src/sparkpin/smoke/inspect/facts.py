@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import json
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -95,20 +92,3 @@ class ImageFinding:
     next_step: str = ""
     what: str = ""  # what exactly the rule means (a library, a symbol); empty where the subject says all
     why: str = ""  # it is allowed
-
-
-@dataclass(frozen=True)
-class Allowed:
-    rule: str
-    subject: str  # pattern (fnmatch) of paths or names
-    what: str  # regular expression of the whole symbol or name
-    why: str
-
-    def fits(self, finding: ImageFinding) -> bool:
-        is_about = self.rule == finding.rule and fnmatch.fnmatchcase(finding.subject, self.subject)
-        return is_about and bool(re.fullmatch(self.what, finding.what))
-
-
-def reason(allowed: Iterable[Allowed], finding: ImageFinding) -> str:
-    """Why something is accepted; "" when it is not."""
-    return next((entry.why for entry in allowed if entry.fits(finding)), "")

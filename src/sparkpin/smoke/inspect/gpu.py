@@ -90,7 +90,7 @@ def gpu_findings(facts: ImageFacts, sm: int) -> Iterator[ImageFinding]:
                 yield ImageFinding("note", "gpu", found.path, text)
         elif found.verdict == "none":
             text = f"nothing in it runs on sm_{sm}: it holds {archs}"
-            step += ", or say in sparkpin/smoke/inspect/allowed.py why nothing needs it"
+            step += ", or say in sparkpin/smoke/inspect/rules.yaml why nothing needs it"
             yield ImageFinding("error", "gpu", found.path, text, step, what=archs)
 
 

@@ -128,9 +128,18 @@ def dlopen(path: str, places: dict[str, str]) -> None:
             return
         except OSError as error:
             lacking = NOT_FOUND.match(str(error))
-            if not lacking or lacking[1] not in places:
+            if not lacking:
                 raise
+            if lacking[1] not in places:
+                others = [f"; {name}: cannot open shared object file" for name in lacks(path, places) - {lacking[1]}]
+                raise OSError(f"{error}{''.join(sorted(others))}") from None
             dlopen(places.pop(lacking[1]), places)
+
+
+def lacks(path: str, places: dict[str, str]) -> set[str]:
+    """All libraries that the loader does not find for one, of which it names the first alone."""
+    listed = subprocess.run(["ldd", path], capture_output=True, text=True).stdout
+    return set(re.findall(r"(\S+) => not found", listed)) - places.keys() - {os.path.basename(one) for one in mapped()}
 
 
 def machine_of(path: str) -> int:

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from sparkpin.core.terminal import printable
-from sparkpin.smoke.inspect.allowed import ALLOWED
-from sparkpin.smoke.inspect.facts import ORDER, RULES, ImageFacts, ImageFinding, Step, reason
+from sparkpin.pins.reading import read_yaml
+from sparkpin.smoke.inspect.facts import ORDER, RULES, ImageFacts, ImageFinding, Step
 from sparkpin.smoke.inspect.gpu import gpu_findings, kernel_findings
 
-RUNTIME = "cuda-runtime"
-# Packages whose major and minor version are those of the CUDA release that they belong to.
-TOOLKIT = ("cuda-nvcc", "cuda-crt", "cuda-cccl", "nvvm", "nvjitlink", "cuda-nvrtc", RUNTIME)
-# CUDA's major version -> the oldest Linux driver that runs it: CUDA Toolkit release notes, table 2 "CUDA Toolkit and
-# Minimum Required Driver Version for CUDA Minor Version Compatibility" (450, 525, 580), the first of each branch.
-DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
+DATA = read_yaml(Path(__file__).with_name("rules.yaml"))
 SHOWN = 4
-ONE_RELEASE = "take builds of one release: this library was built against another one of those it needs"
-# What the loader says of a library -> the rule, and what to do; the group is what exactly it lacks.
-CAUSES = {
-    r"(\S+): cannot open shared object file": (
-        "needed", "put the package that has it into the stack's pins, or leave out what needs it"
-    ),
-    r"version `([^']+)' not found": ("versions", "take a build for an older system, or a newer Debian suite"),
-    r"undefined symbol: ([^\s,]+)": ("symbols", ONE_RELEASE),
-    r"symbol ([^\s,]+),? version \S+ not defined": ("symbols", ONE_RELEASE),
-}  # fmt: skip
 KEPT_OUT = re.compile(r"\S+ \S+ (?:requires|has requirement) ([A-Za-z0-9._-]+)")  # of pip check
 
 
@@ -68,8 +55,14 @@ def settle(finding: ImageFinding) -> ImageFinding:
     """A finding as it stands, or as allowed with the reason. The image wrote parts of it: nothing that a terminal would
     obey gets through."""
     finding = replace(finding, subject=printable(finding.subject), text=printable(finding.text))
-    why = finding.why or reason(ALLOWED, finding)
+    rows = ((why, *row) for why, its in DATA["allowed"].items() for row in its)
+    fit = (why for why, rule, path, what in rows if rule == finding.rule and is_meant(finding, path, what))
+    why = finding.why or next(fit, "")
     return replace(finding, severity="allowed", why=why, next_step="") if why else finding
+
+
+def is_meant(finding: ImageFinding, path: str, what: str) -> bool:
+    return fnmatch.fnmatchcase(finding.subject, path) and bool(re.fullmatch(what, finding.what))
 
 
 def step_findings(facts: ImageFacts, wanted: Wanted) -> Iterator[ImageFinding]:
@@ -111,20 +104,20 @@ def library_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
         elif (
             row.state != "foreign" and row.name not in linked and (row.state != "unfit" or family(row.name) not in fit)
         ):
-            yield unloaded(row, of_vllm)
+            yield from unloaded(row, of_vllm)
 
 
-def unloaded(row: Step, of_vllm: bool) -> ImageFinding:
-    """of_vllm: of vLLM's, which has to load."""
+def unloaded(row: Step, of_vllm: bool) -> list[ImageFinding]:
+    """One finding for each library that it lacks. of_vllm: of vLLM's, which has to load."""
     if row.state in ("crashed", "unfit") and not of_vllm:
         text = f"{row.detail}, which may be for want of a GPU or of another CPU"
-        return ImageFinding("warning", "load", row.name, text, what=row.state)
-    for pattern, (rule, step) in CAUSES.items():
-        if (match := re.search(pattern, row.detail)) and match[1] != row.name:
-            return ImageFinding("error", rule, row.name, row.detail, step, what=match[1])
+        return [ImageFinding("warning", "load", row.name, text, what=row.state)]
+    for rule, step, pattern in DATA["causes"]:
+        if lacks := [name for name in re.findall(pattern, row.detail) if name != row.name]:
+            return [ImageFinding("error", rule, row.name, row.detail, step, what=name) for name in lacks]
     rule = "files" if row.state == "failed" else "load"
     step = "fetch its package again, or leave it out of the stack"
-    return ImageFinding("error", rule, row.name, row.detail, step, what=row.state)
+    return [ImageFinding("error", rule, row.name, row.detail, step, what=row.state)]
 
 
 def family(library: str) -> str:
@@ -165,7 +158,7 @@ def package_findings(facts: ImageFacts, accepted: Mapping[str, str]) -> Iterator
 def toolkit(facts: ImageFacts) -> dict[str, str]:
     """Parts of CUDA's toolkit: package -> version."""
     named = {one["name"]: one["version"] for one in facts.packages if one["name"].startswith("nvidia-")}
-    return {name: version for name, version in named.items() if part_of(name) in TOOLKIT}
+    return {name: version for name, version in named.items() if part_of(name) in DATA["toolkit"]}
 
 
 def part_of(package: str) -> str:
@@ -192,7 +185,7 @@ def cuda_findings(facts: ImageFacts, sm: int) -> Iterator[ImageFinding]:
 
 def cuda_release(facts: ImageFacts) -> str:
     """The CUDA release whose runtime the image has, the newest of several; "" where it has none."""
-    runtimes = [version for name, version in toolkit(facts).items() if part_of(name) == RUNTIME]
+    runtimes = [version for name, version in toolkit(facts).items() if part_of(name) == DATA["toolkit"][-1]]
     if runtimes:
         return release(max(runtimes, key=Version))
     return str((facts.fact("torch") or {}).get("cuda", ""))
@@ -201,4 +194,4 @@ def cuda_release(facts: ImageFacts) -> str:
 def minimum_driver(facts: ImageFacts) -> str:
     """The oldest driver that runs the image; "" where that is not known."""
     major = cuda_release(facts).partition(".")[0]
-    return DRIVERS.get(int(major), "") if major.isdecimal() else ""
+    return str(DATA["drivers"].get(major, ""))

@@ -1,4 +1,9 @@
-"""The image in a container: closed in as a smoke test's, for a limited time, emulated for an image of another CPU."""
+"""The image in a container: closed in as a smoke test's, for a limited time, emulated for an image of another CPU.
+
+In place of a server that cannot run here the record keeps what it says, which is never "passed". The evidence comes to
+lie where a smoke test's would: inspection.json (that of `invoke smoke TAG --inspect --json`), load.log (all that the
+container wrote) and result.json.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +25,14 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import printable, say
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.releases.runs_here import stack_of
+from sparkpin.smoke.evidence import CheckResult, Evidence
 from sparkpin.smoke.inspect import inside
 from sparkpin.smoke.inspect.facts import ImageFacts, read_steps
-from sparkpin.smoke.inspect.report import Result
+from sparkpin.smoke.inspect.report import Result, show
 from sparkpin.smoke.inspect.rules import Wanted, findings
 from sparkpin.smoke.server import alone, container_of, private_folder
 
@@ -138,3 +146,25 @@ def watch(container: Container, limit: float) -> str:
                 container.kill()
             return f"was ended after {limit:g} s, the time that it may take"
         time.sleep(1)
+
+
+def run_inspection(paths: Paths, engine: Engine, release: Release, why: str) -> Evidence:
+    """why: no server ran. Raises as `inspect` does."""
+    say(f"inspected, not served: {why}")
+    examined = inspect(paths, engine, release)
+    show(examined)
+    files = {"inspection.json": examined.as_json(), "load.log": examined.log}
+    return Evidence.of(result_of(examined, why), release, read_fingerprint(engine.version), files)
+
+
+def result_of(examined: Result, why: str) -> dict[str, Any]:
+    """inspected: whether nothing was found. It never passed: a server has to."""
+    found = [CheckResult(one.rule, False, f"{one.subject}: {one.text}", 0.0) for one in examined.errors]
+    return {
+        "passed": False,
+        "inspected": not found,
+        "how": "inspected, emulated" if examined.emulated else "inspected",
+        "why": why,
+        "seconds": examined.seconds,
+        "checks": [asdict(one) for one in found or [CheckResult("inspection", True, examined.verdict, 0.0)]],
+    }
