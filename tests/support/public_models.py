@@ -34,48 +34,58 @@ def inside(architecture: str, **sizes: Any) -> dict[str, Any]:
 
 CONFIGS: Mapping[str, dict[str, Any]] = {
     "Qwen/Qwen3-8B": dense(
-        "Qwen3ForCausalLM", hidden_size=4096, num_hidden_layers=36, num_attention_heads=32, num_key_value_heads=8,
+        "Qwen3ForCausalLM", model_type="qwen3",
+        hidden_size=4096, num_hidden_layers=36, num_attention_heads=32, num_key_value_heads=8,
         head_dim=128, intermediate_size=12288, vocab_size=151936, max_position_embeddings=40960,
     ),
     "meta-llama/Llama-3.1-8B-Instruct": dense(
-        "LlamaForCausalLM", hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
+        "LlamaForCausalLM", model_type="llama",
+        hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
         intermediate_size=14336, vocab_size=128256, max_position_embeddings=131072,
     ),
     "mistralai/Mistral-Small-3.2-24B-Instruct-2506": inside(
-        "Mistral3ForConditionalGeneration", hidden_size=5120, num_hidden_layers=40, num_attention_heads=32,
+        "Mistral3ForConditionalGeneration", model_type="mistral",
+        hidden_size=5120, num_hidden_layers=40, num_attention_heads=32,
         num_key_value_heads=8, head_dim=128, intermediate_size=32768, vocab_size=131072, max_position_embeddings=131072,
     ),
     "openai/gpt-oss-120b": dense(
-        "GptOssForCausalLM", hidden_size=2880, num_hidden_layers=36, num_attention_heads=64, num_key_value_heads=8,
+        "GptOssForCausalLM", model_type="gpt_oss",
+        hidden_size=2880, num_hidden_layers=36, num_attention_heads=64, num_key_value_heads=8,
         head_dim=64, intermediate_size=2880, num_local_experts=128, num_experts_per_tok=4, vocab_size=201088,
         max_position_embeddings=131072, sliding_window=128, layer_types=["sliding_attention", "full_attention"] * 18,
     ),
     "Qwen/Qwen3.8-Flash-Next": inside(
-        "Qwen4ExpForConditionalGeneration", hidden_size=2560, num_hidden_layers=48, num_attention_heads=24,
+        "Qwen4ExpForConditionalGeneration", model_type="qwen4_exp_text",
+        hidden_size=2560, num_hidden_layers=48, num_attention_heads=24,
         num_key_value_heads=2, head_dim=256, num_experts=512, num_experts_per_tok=10, moe_intermediate_size=640,
         linear_num_key_heads=16, linear_num_value_heads=48, linear_key_head_dim=128, linear_value_head_dim=128,
         linear_conv_kernel_dim=4, vocab_size=248320, max_position_embeddings=262144, ple_layer_ids=[2],
     ),
     "zai-org/GLM-5.3-Flash": inside(
-        "Glm5NextForConditionalGeneration", num_hidden_layers=45, n_routed_experts=288, hidden_size=4096,
+        "Glm5NextForConditionalGeneration", model_type="glm5_next_text",
+        num_hidden_layers=45, n_routed_experts=288, hidden_size=4096,
         vocab_size=1024,
     ),
     "deepseek-ai/DeepSeek-V4.1-Flash": inside(
-        "DeepseekV41ForCausalLM", hidden_size=5120, num_hidden_layers=43, num_attention_heads=64, num_key_value_heads=1,
+        "DeepseekV41ForCausalLM", model_type="deepseek_v4",
+        hidden_size=5120, num_hidden_layers=43, num_attention_heads=64, num_key_value_heads=1,
         head_dim=512, n_routed_experts=384, num_experts_per_tok=6, vocab_size=129280, max_position_embeddings=1048576,
         engram_layer_ids=[1, 14],
     ),
     "google/gemma-4-E4B-it": inside(
-        "Gemma4ForConditionalGeneration", hidden_size=2560, num_hidden_layers=42, num_attention_heads=8,
+        "Gemma4ForConditionalGeneration", model_type="gemma4_text",
+        hidden_size=2560, num_hidden_layers=42, num_attention_heads=8,
         num_key_value_heads=2, head_dim=256, global_head_dim=512, vocab_size=262144, max_position_embeddings=131072,
     ),
     "MiniMaxAI/MiniMax-M3": inside(
-        "MiniMaxM3SparseForConditionalGeneration", hidden_size=6144, num_hidden_layers=60, num_attention_heads=64,
+        "MiniMaxM3SparseForConditionalGeneration", model_type="minimax_m3_vl_text",
+        hidden_size=6144, num_hidden_layers=60, num_attention_heads=64,
         num_key_value_heads=4, head_dim=128, num_local_experts=128, num_experts_per_tok=4, intermediate_size=3072,
         vocab_size=200064, max_position_embeddings=524288,
     ),
     "z-lab/Qwen3.8-27B-DFlash2": dense(
-        "DFlash2DraftModel", model_type="qwen3", hidden_size=5120, num_hidden_layers=5, num_attention_heads=32,
+        "DFlash2DraftModel", model_type="qwen3",
+        hidden_size=5120, num_hidden_layers=5, num_attention_heads=32,
         num_key_value_heads=8, head_dim=128, intermediate_size=17408, vocab_size=248320, block_size=8,
         max_position_embeddings=262144,
     ),

@@ -362,9 +362,8 @@ def test_a_service_that_is_not_known_to_be_quiet_is_not_measured(
     under_way: int | None, paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = made_releases.release(1)
-    known = SimpleNamespace(release=ours.tag, ready=True, container="c")
-    for name in ("find", "proxy_of"):
-        monkeypatch.setattr(run.served, name, lambda *_: SimpleNamespace())
+    known = SimpleNamespace(release=ours.tag, ready=True, container="c", proxy=SimpleNamespace())
+    monkeypatch.setattr(run.served, "find", lambda *_: SimpleNamespace())
     monkeypatch.setattr(run.served, "describe", lambda *_: known)
     monkeypatch.setattr(run, "requests_under_way", lambda _: under_way)
     with pytest.raises(BusyError), run.target_of(paths, None, ours):  # type: ignore[arg-type]

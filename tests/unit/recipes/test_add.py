@@ -12,7 +12,7 @@ from typing import Any
 import hub
 import pytest
 from places import PROJECT
-from public_models import CONFIGS, TEN, write_model
+from public_models import CONFIGS, SHAPED, TEN, write_model
 
 from sparkpin.build.pair import pair
 from sparkpin.cli.add import add
@@ -40,10 +40,18 @@ PLAIN = {"Qwen/Qwen3-8B": 40960, "meta-llama/Llama-3.1-8B-Instruct": 131072}  # 
 
 
 class Site:
-    """Of a test: the project's copy, and a folder whose repositories a Hub serves while `add` runs."""
+    """Of a test: the project's copy without pins of the models that it adds, and a folder whose repositories a Hub
+    serves while `add` runs."""
 
     def __init__(self, paths: Paths, root: Path) -> None:
         self.paths, self.root = paths, root
+        added = {*CONFIGS, *SHAPED}
+        for pin in manifests.readable_models(paths.project)[0]:
+            if pin.repositories[pin.base].repo in added:
+                (paths.project / f"pins/models/{pin.name}.yaml").unlink()
+        for file in (paths.project / "recipes").glob("*.yaml"):
+            if manifests.load_recipe(paths.project, file.stem).model in added:
+                file.unlink()
 
     def add(self, what: str, *models: str, faults: Any = None, **options: Any) -> int:
         for repo in models:
