@@ -116,7 +116,7 @@ class Locking(Fetching):
         terms = ", gated: accept its terms there, and set HF_TOKEN to that account's" if found.gated else ""
         say(f"{repository.repo}: licence {found.licence or 'not named by its card'}{terms}")
         if not any(is_shard(row.file) for row in found.files):
-            kind = "GGUF" if any(row.file.endswith(".gguf") for row in found.files) else "none of them"
+            kind = "GGUF" if any(row.file.endswith(".gguf") for row in found.files) else "no weights"
             step = "choose the repository with the weights as safetensors, often the one that it was made from"
             raise InputError(f"{repository.repo}: got {kind}, expected *.safetensors files", next_step=step)
         return found.commit if revision == "main" else revision, found.files

@@ -35,8 +35,8 @@ def promote(paths: Paths, engine: Engine, release: Release, *, accepted: Mapping
 
 
 def not_passed(paths: Paths, release: Release) -> InputError:
-    """Of one whose test failed the next step is its evidence, and the last one that passed: another test would say the
-    same."""
+    """The next step after a failed test is its evidence, or the last release that passed: until the cause is gone,
+    another test fails as well."""
     why = f" (smoke test {release.smoke_text})" if release.smoke else ""
     passed = [one for one in Releases(paths).readable(release.recipe)[0] if one.is_good]
     passed = [one for one in passed if one.stage == release.stage] or passed

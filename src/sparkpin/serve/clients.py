@@ -104,7 +104,10 @@ def inputs_of(flags: Flags, family: Family | None) -> tuple[str, ...]:
 
 def base_of(url: str) -> str:
     """With the path /v1 where none is given."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # such as a bracket of an IPv6 address that is not closed
+        parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise InputError(
             f"--url: got {url!r}, expected an endpoint's base", next_step="for example --url http://spark.local:8000/v1"

@@ -26,7 +26,7 @@ from sparkpin.pins import manifests
 from sparkpin.pins.schema import Family
 from sparkpin.pins.vllm_command import family_of
 from sparkpin.serve.address import Address, key_path
-from sparkpin.serve.clients import ServerFacts, clients, facts_of, found_here
+from sparkpin.serve.clients import ServerFacts, base_of, clients, facts_of, found_here
 from sparkpin.serve.served import Served
 
 PATHS = Paths(PROJECT, Path("cache"), Path("home"))
@@ -254,6 +254,12 @@ def test_what_is_printed_for_a_server(monkeypatch: pytest.MonkeyPatch, capsys: p
 def test_a_key_is_not_taken_for_the_name_of_a_variable() -> None:
     with pytest.raises(InputError):
         task.client(PATHS, "openai", key_env="sk-123")
+
+
+@pytest.mark.parametrize("url", ["spark.local", "http://[::1", "ftp://spark.local", "http://spark.local/v1?key=x"])
+def test_a_url_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(InputError):
+        base_of(url)
 
 
 def test_every_recipe_has_a_family() -> None:

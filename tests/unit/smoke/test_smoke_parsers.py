@@ -59,6 +59,7 @@ def test_metrics_are_summed_over_engines() -> None:
     seen = metrics.DraftCounts.read(METRICS)
     assert seen == metrics.DraftCounts(100, 200, 161, (80, 60)) and (seen.share, seen.shares) == (0.805, (0.8, 0.6))
     assert metrics.DraftCounts.read("up 1\n") is None
+    assert metrics.total("up soon\n", "up") is None, "a value that is none"
 
 
 def test_a_share_by_position_says_what_it_is_a_share_of() -> None:

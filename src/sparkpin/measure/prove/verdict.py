@@ -165,7 +165,7 @@ def planted(proof: Proof, found: Bounds) -> int:
     """How many of PLANTED would show here, half as far as they go at most: in the ways that were tried, beyond this
     run's noise, if this model is moved in proportion."""
     scale = found.control / DATA["moved"] / 2
-    cached = hits(proof, cold=False) != 0
+    cached = bool(hits(proof, cold=False))
     shows = {WARM: cached, CANCELLED: cached, EVICTED: cached and EVICTED.name in proof.done, READ: proof.drafted > 0}
     return sum(shows[way] and far * scale > found.of(way, grown=False) for way, far in PLANTED.values())
 
@@ -195,7 +195,8 @@ def conclude(proof: Proof, folder: Path, what: str) -> ProveRecord:
     elif not why:
         answers = sum(len(proof.distances(way)) for way in TRIED)
         line = f"nothing found in {answers} answers of {len(proof.prompts)} turns"
-        line += "; THE CACHE WAS NOT IN USE" if hits(proof, cold=False) == 0 else ""
+        known = {0: "; THE CACHE WAS NOT IN USE", None: "; whether the cache was in use is unknown"}
+        line += known.get(hits(proof, cold=False), "")
         line += f"; this run's noise would let {count} of {len(PLANTED)} planted faults show"
         seen = f"a difference of {found.first:.2g} nats would have been seen"
         proof.met.notes.append(f"{seen}; other text does {found.control:.2g}")
