@@ -39,7 +39,7 @@ def test_no_trial_reaches_vllm(served: tuple[Served, str], record_property: Call
     tried, through, waited = list(proxy_trials.trials(key)), list[str](), 0.0
     with httpx.Client(headers={"Authorization": f"Bearer {key}"}, trust_env=False, timeout=60) as client:
         for number, trial in enumerate(tried):
-            if not proxy_trials.refused(proxy_trials.sent(server.port, trial.raw)):
+            if not proxy_trials.refused(proxy_trials.sent(server.address.port, trial.raw)):
                 through.append(trial.why)
             if number % 50 == 0:  # beside them, one who has the key
                 began = time.monotonic()
