@@ -153,7 +153,8 @@ SAMPLES: dict[str, tuple[Config, Config]] = {
     ),
     "gemma4, pages of two sizes, layers that share": (
         config("Gemma4ForCausalLM", "gemma4_text", **GEMMA4)
-        | {"num_kv_shared_layers": 6, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 512},
+        | {"num_kv_shared_layers": 6, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 512,
+           "num_global_key_value_heads": 1, "attention_k_eq_v": False},
         FP8,
     ),
     "laguna": (

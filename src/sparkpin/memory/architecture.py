@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 from pathlib import Path
@@ -44,21 +44,25 @@ class Part:
     window: int = 0
     inputs: int = 0
     channels: int = 0
+    groups: int = 0
+    group: int = 0
     recurrent: int = 0
     checkpoint: int = 0
     whole: int = 0
     of: str = "model"
 
     def shard(self, ranks: int) -> Part:
-        """What one of `ranks` tensor-parallel machines holds; heads are copied where there are fewer.
+        """What one of `ranks` tensor-parallel machines holds; heads are copied where there are fewer, and so is a
+        single group (layers/mamba/mamba_mixer2.py).
 
         Raises UnknownCacheError where a state has no whole share.
         """
         parts = 1 if self.whole else ranks
-        if self.channels % parts or self.recurrent % parts:
+        if self.channels % parts or self.recurrent % parts or (self.groups > 1 and self.groups % parts):
             raise UnknownCacheError(f"a state of {self.name} over {ranks} machines")
-        sizes = (self.channels // parts, self.recurrent // parts)
-        return replace(self, heads=max(1, self.heads // ranks), channels=sizes[0], recurrent=sizes[1])
+        sizes = {name: getattr(self, name) // parts for name in ("channels", "recurrent")}
+        copied = {name: max(1, getattr(self, name) // parts) for name in ("heads", "groups")}
+        return replace(self, **sizes, **copied)
 
     def slot_bytes(self, bits: Sequence[int], *, packed: bool) -> int:
         """Key and value of a token in one layer. bits: of their components.
@@ -93,6 +97,8 @@ def read_architecture(text: Mapping[str, Any], *, drafter: bool = False) -> Arch
     row, used = ROWS.get(str(text.get("model_type"))), set[str]()
     if row is None:
         return Architecture(unknown=f"no rule for model_type {text.get('model_type')}")
+    off = [key for key, switch in row.get("switch", {}).items() if not text.get(switch)]
+    text = {key: value for key, value in text.items() if key not in off}
 
     def find(names: str) -> Any:
         """The first of these keys that has a value, after each dot within a mapping."""
@@ -105,19 +111,25 @@ def read_architecture(text: Mapping[str, Any], *, drafter: bool = False) -> Arch
                 return value
         return None
 
-    def size(rule: int | str | list[list[int | str]]) -> int:
+    def size(rule: int | str | list[list[int | str]], default: int | None = None) -> int:
         if isinstance(rule, list):
             return sum(prod(map(size, factors)) for factors in rule)
-        value = find(rule) if isinstance(rule, str) else rule
+        if isinstance(rule, int):
+            return rule
+        value = find(rule)
         if value is None and rule == "head_dim":
-            value = size("hidden_size") // size("num_attention_heads")
-        if type(value) is not int:
+            default = size("hidden_size") // max(1, size("num_attention_heads"))
+        value = default if value is None else value
+        if type(value) is not int or value < 0:
             raise UnknownCacheError(f"config.json has no number {rule}")
         return value
 
     try:
         counts = Counter(name for word in layer_words(row, find, size) for name in parts_of(row, word, drafter=drafter))
-        counts.update({name: len(find(key) or ()) for key, name in row.get("each", {}).items()})
+        for key, name in row.get("each", {}).items():
+            if not isinstance(ids := find(key) or [], list):
+                raise UnknownCacheError(f"config.json has no list {key}")
+            counts[name] += len(ids)
         parts = tuple(made_part(name, count, size) for name, count in counts.items() if count)
         ssm_dtype = find(row["ssm"]) if "ssm" in row else None
         mtp = tuple(replace(made_part(name, 1, size), of="MTP layer") for name in row.get("mtp", ()))
@@ -131,30 +143,32 @@ def read_architecture(text: Mapping[str, Any], *, drafter: bool = False) -> Arch
 def made_part(name: str, layers: int, size: Callable[[Any], int]) -> Part:
     rules = TABLE["parts"][name].items()
     values: dict[str, Any] = {key: rule if key in ("kind", "only") else size(rule) for key, rule in rules}
+    for key, value in values.items():
+        if isinstance(value, int) and value < 1:
+            raise UnknownCacheError(f"by config.json the {key} of {name} is {value}")
     return Part(name, layers, **values)
 
 
-def layer_words(row: Mapping[str, Any], find: Callable[[str], Any], size: Callable[[Any], int]) -> Sequence[Any]:
+def layer_words(row: Mapping[str, Any], find: Callable[[str], Any], size: Callable[..., int]) -> Sequence[Any]:
     """The model's word for each of its layers that keeps something of its own."""
     layers = size("num_hidden_layers")
     words, every = find(row.get("list", "layer_types")), row.get("every")
     if words is None and every:
-        period = find(every["period"]) or every.get("default", 1)
+        period = size(every["period"], 0) or every.get("default", 1)
         offset = size(every["offset"]) if "offset" in every else period - 1
         words = [every["word" if layer % period == offset else "other"] for layer in range(layers)]
     elif words is None and "absent" in row:
         chosen = [word for key, word in row.get("all_if", {}).items() if find(key)]
         words = (*chosen, row["absent"])[:1] * layers
-    if words is None or len(words) < layers:
+    if not isinstance(words, Sequence) or len(words) < layers:
         raise UnknownCacheError(f"config.json has no word for each of its {layers} layers")
-    own: Sequence[Any] = words[: layers - (find(row.get("shared", "")) or 0)]
-    return own
+    return words[: max(0, layers - size(row.get("shared", 0), 0))]
 
 
 def parts_of(row: Mapping[str, Any], word: Any, *, drafter: bool) -> Sequence[str]:
     if drafter and word == "sliding_attention":
         word = "full_attention"
-    found: Sequence[str] | None = row["words"].get(word)
+    found: Sequence[str] | None = row["words"].get(word) if isinstance(word, Hashable) else None
     if found is None:
         raise UnknownCacheError(f"no rule for layers that are {word}")
     return found
@@ -163,7 +177,6 @@ def parts_of(row: Mapping[str, Any], word: Any, *, drafter: bool) -> Sequence[st
 def strange_keys(text: Mapping[str, Any], row: Mapping[str, Any], used: set[str]) -> Iterator[str]:
     """Keys that change what is kept, and that nothing has read."""
     known = {*used, *row.get("drop", ()), *str(row.get("list", "layer_types")).split()}
-    known |= {key for key, switch in row.get("switch", {}).items() if text.get(switch) is False}
     for key, value in text.items():
         if value and key not in known and TELLS.search(key) and not key.startswith("use_"):
             yield key

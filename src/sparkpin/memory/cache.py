@@ -123,7 +123,10 @@ def lay_out(geometry: Geometry, settings: Settings, cache_dtype: str | None = No
     if settings.draft_layers and not geometry.kept.mtp:
         raise UnknownCacheError("no rule for what its MTP layers keep")
     own = [part.shard(settings.ranks) for part in (*geometry.kept.parts, *geometry.kept.mtp * settings.draft_layers)]
-    main = next((part for part in own if part.kind == "full"), own[0])
+    attention = [part for part in own if part.kind != "state"]
+    if not attention:
+        raise UnknownCacheError("no rule for a model without attention")
+    main = next((part for part in attention if part.kind == "full"), attention[0])
     block = block_size(geometry, settings, cache_dtype, main, own)
     own += [replace(part.shard(settings.ranks), of="drafter") for part in (drafter.kept.parts if drafter else ())]
     kinds = [kept(part, settings, cache_dtype, block, block * slot_bytes(main, cache_dtype)) for part in own]
@@ -137,6 +140,8 @@ def lay_out(geometry: Geometry, settings: Settings, cache_dtype: str | None = No
 
 def slot_bytes(part: Part, cache_dtype: str) -> int:
     """Of a token in one layer, by its components."""
+    if cache_dtype not in CACHE_BITS:  # a checkpoint's
+        raise UnknownCacheError(f"no rule for a cache in {cache_dtype}")
     return part.slot_bytes(CACHE_BITS[cache_dtype], packed=cache_dtype in PACKED)
 
 
@@ -168,7 +173,7 @@ def state_bytes(part: Part, settings: Settings) -> int:
 
     layers/mamba/mamba_utils.py: the convolution keeps its last inputs, one more for each drafted token.
     """
-    inputs = (part.inputs + settings.draft_tokens) * part.channels
+    inputs = (part.inputs + settings.draft_tokens) * (part.channels + part.groups * part.group)
     return inputs * DTYPE_BYTES[settings.dtype] + part.recurrent * DTYPE_BYTES[settings.ssm_dtype]
 
 
@@ -196,7 +201,7 @@ def group(kinds: Sequence[Layers], *, is_packed: bool) -> Iterator[Group]:
     if len({one.type for one in kinds}) == 1:
         yield Group(kinds[0], sum(one.layers for one in kinds), sum(one.layers * one.page for one in kinds))
     elif is_packed and len({one.page for one in kinds}) > 1:
-        yield from packed(list(buckets(kinds, lambda one: one.type)))
+        yield from packed(buckets(kinds, lambda one: one.type))
     else:
         alike = list(buckets(unified(kinds), lambda one: one.like))
         for one, count in zip(alike, counts_of(alike), strict=True):
@@ -235,29 +240,41 @@ def dealt(kind: Sequence[Layers], count: int) -> list[int]:
     return [len(range(index, sum(one.layers for one in kind), count)) for index in range(count)]
 
 
-def packed(kinds: Sequence[Sequence[Layers]]) -> Iterator[Group]:
+def packed(kinds: Iterable[Sequence[Layers]]) -> Iterator[Group]:
     """_get_packed_kv_cache_groups: pages of different sizes side by side in a block. Layers that repeat a pattern of
     pages stay together; others, and states, are divided to fit beside."""
-    pages = [Counter[int]() for _ in kinds]
-    for sizes, kind in zip(pages, kinds, strict=True):
-        for one in kind:
-            sizes[one.page] += one.layers
-    even = [len(set(sizes.values())) == 1 for sizes in pages]
-    most = [max(sizes.values()) for sizes in pages]
-    least = max(
-        (n for n, sizes, is_even in zip(most, pages, even, strict=True) if is_even and len(sizes) > 1), default=0
-    )
-    patterns = [n for n, is_even in zip(most, even, strict=True) if is_even]
-    repeats = min(range(least, max(patterns) + 1), key=lambda d: (sum(-n % d for n in patterns), -d)) if least else 0
-    counts = [-(-n // repeats) if repeats and is_even else 1 for n, is_even in zip(most, even, strict=True)]
-    small = [bool(kind[0].copies) or (not repeats and bool(kind[0].window)) for kind in kinds]
-    anchor = max(
-        sum(-(-n // (sizes.total() if is_small else count)) * page for page, n in sizes.items())
-        for sizes, count, is_small in zip(pages, counts, small, strict=True)
-    )
-    for kind, sizes, count, is_small in zip(kinds, pages, counts, small, strict=True):
-        if is_small:
-            count = max(count, -(-sizes.total() // max(anchor // kind[0].page, 1)))
-        for index in range(count):
-            each = {page: len(range(index, n, count)) for page, n in sizes.items()}
-            yield Group(kind[0], sum(each.values()), sum(page * n for page, n in each.items()))
+    buckets = [(kind[0], layers_by_page(kind)) for kind in kinds]
+    balanced = [pages for _, pages in buckets if len(set(pages.values())) == 1]
+    min_repeats = max((max(pages.values()) for pages in balanced if len(pages) > 1), default=0)
+    repeats = approximate_gcd([max(pages.values()) for pages in balanced], min_repeats) if min_repeats else 0
+
+    def num_groups(pages: Counter[int]) -> int:
+        return -(-max(pages.values()) // repeats) if repeats and pages in balanced else 1
+
+    def is_state(first: Layers) -> bool:
+        return bool(first.copies or (first.window and not repeats))
+
+    def widest_group(pages: Counter[int], groups: int) -> int:
+        return sum(-(-layers // groups) * page for page, layers in pages.items())
+
+    anchor = max(widest_group(pages, pages.total() if is_state(one) else num_groups(pages)) for one, pages in buckets)
+    for first, pages in buckets:
+        groups = num_groups(pages)
+        if is_state(first):
+            states_per_block = max(anchor // first.page, 1)
+            groups = max(groups, -(-pages.total() // states_per_block))
+        for index in range(groups):
+            dealt_pages = {page: len(range(index, layers, groups)) for page, layers in pages.items()}
+            yield Group(first, sum(dealt_pages.values()), sum(page * count for page, count in dealt_pages.items()))
+
+
+def layers_by_page(kind: Iterable[Layers]) -> Counter[int]:
+    found = Counter[int]()
+    for one in kind:
+        found[one.page] += one.layers
+    return found
+
+
+def approximate_gcd(values: Sequence[int], least: int) -> int:
+    """_approximate_gcd: the size, at least `least`, to which they are rounded up with the least loss, or the larger."""
+    return min(range(least, max(values) + 1), key=lambda size: (sum(-value % size for value in values), -size))

@@ -5,7 +5,6 @@ A step checks `1 + drafted` tokens at once and then drafts as many again. docs/m
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -35,8 +34,11 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
+    """unknown: why the reads are those of the weights alone."""
+
     reads: tuple[Read, ...]
     drafted: int
+    unknown: str = ""
 
     @property
     def bytes(self) -> float:
@@ -65,10 +67,12 @@ class DecodeModel:
         """context: tokens in the cache. same_experts: all tokens of the step reach the experts that one of them
         reaches, the other end of what routing can do; otherwise they are uniform and independent."""
         tokens = 1 if same_experts else 1 + self.settings.draft_tokens
-        reads = list(self.weight_reads(tokens))
-        with contextlib.suppress(UnknownCacheError):  # then the ceiling is that of the weights alone
+        reads, unknown = list(self.weight_reads(tokens)), ""
+        try:
             reads += self.cache_reads(lay_out(self.geometry, self.settings), context)
-        return DecodeStep(tuple(read for read in reads if read.bytes), self.settings.draft_tokens)
+        except UnknownCacheError as error:
+            unknown = str(error)
+        return DecodeStep(tuple(read for read in reads if read.bytes), self.settings.draft_tokens, unknown)
 
     def weight_reads(self, tokens: int) -> Iterator[Read]:
         """tokens: of the pass that checks, each with experts of its own."""
@@ -96,17 +100,16 @@ class DecodeModel:
         yield Read("LM head to draft", size * share * bits / 8, passes)
 
     def cache_reads(self, cache: Cache, context: int) -> Iterator[Read]:
-        settings, drafted = self.settings, self.settings.draft_tokens
+        drafted = self.settings.draft_tokens
+        passes = {"MTP layer": drafted, "drafter": self.settings.draft_passes}
         for one in cache.kinds:
             part, size = one.part, one.slot * one.layers
             records = min(context, part.window or context) / part.ratio
             if part.kind == "state":  # read once and written for each token
                 yield Read(f"{part.name} states", size, 2 + drafted)
-            elif part.of != "model":
-                times = settings.draft_passes if part.of == "drafter" else drafted
-                yield Read(f"KV cache of the {part.of}", size * context, times)
             elif part.kind != "ring":
-                yield Read(f"KV cache, {part.name}", size, min(records, part.most or records))
+                what = f"KV cache of the {part.of}" if part.of in passes else f"KV cache, {part.name}"
+                yield Read(what, size * min(records, part.most or records), passes.get(part.of, 1))
 
 
 def distinct(experts: int, active: int, tokens: int) -> float:

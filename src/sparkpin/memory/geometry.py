@@ -18,7 +18,8 @@ NEXT = "choose a model whose config.json describes its text model as those of tr
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """layers: all of the model's; draft: MTP layers. kept: what the layers keep of a request.
+    """layers: all of the model's; draft: MTP layers. kept: what the layers keep of a request. cache_dtype: vLLM's word
+    for the type in which the checkpoint wants it kept, "" where it has none.
 
     key_heads to value_dim are those of the linear attention (Gated DeltaNet), 0 where there is none.
     """
@@ -39,6 +40,7 @@ class Geometry:
     expert_width: int
     max_positions: int
     dtype: str
+    cache_dtype: str
     vision: bool
     kept: Architecture
 
@@ -63,9 +65,12 @@ class Geometry:
 def read_geometry(config: Mapping[str, Any], origin: str, *, drafter: bool = False) -> Geometry:
     """The text model's sizes; a config of a model with vision has them in `text_config`. drafter: of a second model.
 
-    Raises ManifestError for a key that is missing or no positive number.
+    Raises ManifestError for a key that is missing or no positive number, and for settings that are no mapping.
     """
     text = text_of(config)
+    for settings, name in ((config, "quantization_config"), (text, "rope_parameters")):
+        if not isinstance(settings.get(name) or {}, Mapping):
+            raise ManifestError(origin, name, settings[name], "a mapping", next_step=NEXT)
 
     def number(keys: str, default: int | None = None) -> int:
         key = next((one for one in keys.split() if text.get(one)), keys.split()[0])
@@ -79,7 +84,7 @@ def read_geometry(config: Mapping[str, Any], origin: str, *, drafter: bool = Fal
     types = [part[key] for part in (config, text) for key in ("dtype", "torch_dtype") if part.get(key)]
     dtype = (*types, "bfloat16")[0]
     for key, word in (("dtype", dtype), ("mamba_ssm_dtype", kept.ssm_dtype or dtype)):
-        if word not in DTYPE_BYTES:
+        if str(word) not in DTYPE_BYTES:
             raise ManifestError(origin, key, word, f"one of {', '.join(DTYPE_BYTES)}", next_step=NEXT)
     defaults = {"sizes": 0 if kept.unknown else None, "optional_sizes": 0}
     sizes = {name: number(key, least) for table, least in defaults.items() for name, key in RULES[table].items()}
@@ -87,7 +92,8 @@ def read_geometry(config: Mapping[str, Any], origin: str, *, drafter: bool = Fal
         layers=number("num_hidden_layers"),
         head_dim=number("head_dim", sizes["hidden"] // max(1, sizes["heads"])),
         dtype=dtype,
-        vision=any(str(name).endswith("ForConditionalGeneration") for name in config.get("architectures") or ()),
+        cache_dtype=cache_dtype_of(config.get("quantization_config") or {}, kept),
+        vision="ForConditionalGeneration" in str(config.get("architectures")),
         kept=kept,
         **sizes,
     )
@@ -97,3 +103,25 @@ def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a config that describes the text model."""
     text = config.get("text_config")
     return text if isinstance(text, dict) else config
+
+
+def cache_dtype_of(quantised: Mapping[str, Any], kept: Architecture) -> str:
+    """What vLLM takes for `auto`.
+
+    utils/torch_utils.py, get_kv_cache_quant_algo_string; of compressed-tensors any scheme, but not for MLA:
+    layers/attention/attention.py.
+    """
+    method = str(quantised.get("quant_method")).lower()
+    if method in ("compressed-tensors", "compressed_tensors"):
+        has_values = any(part.value for part in kept.parts)
+        return "fp8" if quantised.get("kv_cache_scheme") is not None and has_values else ""
+    if not method.startswith("modelopt") and "modelopt" not in str(quantised.get("producer")):
+        return ""
+    inner = quantised.get("quantization")
+    places = (inner, quantised) if isinstance(inner, Mapping) else (quantised,)
+    schemes = (place.get(key) for key in ("kv_cache_scheme", "kv_cache_quant_algo") for place in places)
+    scheme = next(filter(None, schemes), "")
+    if isinstance(scheme, Mapping):
+        bits = scheme.get("num_bits") if scheme.get("type") == "float" else None
+        scheme = "fp8" if bits == 8 and scheme.get("dynamic") is False else "nvfp4" if bits == 4 else ""
+    return {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}.get(str(scheme).lower(), "")

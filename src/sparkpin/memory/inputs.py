@@ -92,7 +92,7 @@ def read_inputs(
         tensors += [info._replace(name=f"{DRAFTER}/{info.name}") for info in infos]
     mods = {mod for part in chain for mod in part.mods}
     settings = read_settings(flags, env, platform, geometry, wide_state=has_wide_state(), drafter=drafter, mods=mods)
-    symmetric = (planned.config.get("quantization_config") or {}).get("sym") is True
+    symmetric = (config.get("quantization_config") or {}).get("sym") is True
     notes = (*yarn_notes(config), *(shapes.notes(pin, ahead) if ahead else ()))
     return PlanInputs(geometry, settings, alike(tensors), symmetric, notes)
 
@@ -104,16 +104,17 @@ def is_locked(project: Path, recipe: schema.Recipe) -> bool:
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """A mapping with others in the place of its values, where both are mappings key by key."""
-    inner = {key: merged(base[key], new) for key, new in changes.items() if isinstance(new, dict) and base.get(key)}
-    return {**base, **changes, **inner}
+    both = [key for key, new in changes.items() if isinstance(new, dict) and isinstance(base.get(key), dict)]
+    return {**base, **changes, **{key: merged(base[key], changes[key]) for key in both}}
 
 
 def yarn_notes(config: Mapping[str, Any]) -> Iterator[str]:
     """vLLM counts no factor of YaRN, as the config's positions are meant to hold it."""
     rope = text_of(config).get("rope_parameters") or {}
     base, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
-    if rope.get("rope_type") == "yarn" and base and factor:  # vLLM refuses a config that lacks one
-        yield f"YaRN: {int(base * factor):,} positions; it changes short prompts (docs/memory.md#a-million-tokens)"
+    # vLLM refuses a config that lacks one.
+    if rope.get("rope_type") == "yarn" and isinstance(base, int) and isinstance(factor, int | float):
+        yield f"YaRN: {base * factor:,.0f} positions; it changes short prompts (docs/memory.md#a-million-tokens)"
 
 
 def as_if(argv: list[str], env: dict[str, str], nodes: int, *, gpu: bool) -> tuple[list[str], dict[str, str]]:

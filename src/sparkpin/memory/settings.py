@@ -29,7 +29,8 @@ LONG, ADDITIONAL = "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "--additional-config"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """max_model_len: AUTO where vLLM shall find the longest that fits. cache_dtype: vLLM's word, never `auto`.
+    """max_model_len: AUTO where vLLM shall find the longest that fits. cache_dtype: vLLM's word, never `auto`:
+    of the flag, else of the checkpoint, else of the activations.
 
     in_flight: tokens that are scheduled and not done, at most. draft_tokens: per step, 0 without speculation;
     draft_layers: attention layers of the drafter; draft_rows: of the LM head that the mod draft-vocabulary copies for
@@ -108,7 +109,9 @@ def read_settings(
     # FlashInfer's kernel, which is taken on SM12x with CUDA 13 and heads of 128: vLLM 0.33,
     # model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py. Read there, not run.
     stores = geometry.key_dim == 128 and flags.text("--gdn-prefill-backend") in (None, "auto", "flashinfer")
+    # layers/attention/mla_attention.py, _canonicalize_sparse_mla_kv_cache_dtype, of SM12x.
     is_sparse = any(part.name == "sparse" for part in geometry.kept.parts)
+    default_cache = "fp8" if is_sparse and cuda else dtype
     max_len = flags.number("--max-model-len", auto=True) or geometry.max_positions
     seqs, longest = flags.number("--max-num-seqs"), geometry.max_positions if max_len == AUTO else max_len
     most_seqs, most = RULES["sequences"][platform], RULES["tokens_a_step"]
@@ -121,8 +124,7 @@ def read_settings(
         # config/vllm.py, max_concurrent_batches; platforms/cpu.py schedules one at a time.
         in_flight=batched * (2 if cuda and flags.on("--async-scheduling", default=True) else 1),
         utilization=flags.fraction("--gpu-memory-utilization") or RULES["utilization"],
-        # layers/attention/mla_attention.py, _canonicalize_sparse_mla_kv_cache_dtype, of SM12x.
-        cache_dtype=choice(flags, "--kv-cache-dtype", "fp8" if is_sparse and cuda else dtype, CACHE_BITS),
+        cache_dtype=choice(flags, "--kv-cache-dtype", geometry.cache_dtype or default_cache, CACHE_BITS),
         dtype=dtype,
         ssm_dtype=choice(flags, "--mamba-ssm-cache-dtype", state, DTYPE_BYTES),
         block_size=flags.number("--block-size"),

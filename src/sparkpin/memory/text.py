@@ -69,7 +69,11 @@ def log_line(plan: MemoryPlan) -> str:
 def speed_lines(speed: Speed, ranks: int) -> Iterator[str]:
     step, rate = speed.steps[SHORT], speed.bandwidth
     each = f", each of {ranks} machines" if ranks > 1 else ""
-    yield f"Decode: a step of one request reads {size(int(step.bytes))} ({SHORT:,} tokens in the cache{each})"
+
+    def what(length: int) -> str:
+        return "the weights alone, since the cache is unknown" if step.unknown else f"{length:,} tokens in the cache"
+
+    yield f"Decode: a step of one request reads {size(int(step.bytes))} ({what(SHORT)}{each})"
     if rate is None:
         yield "for the highest speed give the memory's bandwidth: --bandwidth GB/s"
         return
@@ -77,7 +81,7 @@ def speed_lines(speed: Speed, ranks: int) -> Iterator[str]:
     share = f", if {speed.accepted or 0:.0%} of {step.drafted} drafted tokens are accepted" if step.drafted else ""
     ceilings = {length: ceiling for length in speed.steps if (ceiling := speed.ceiling(length))}
     for length, ceiling in ceilings.items():
-        yield f"  {ceiling:.1f} tokens/s with {length:,} tokens in the cache{share}"
+        yield f"  {ceiling:.1f} tokens/s with {what(length)}{share}"
     if step.drafted:
         yield f"  {step.ceiling(rate):.1f} tokens/s if no draft is accepted, {step.ceiling(rate, 1.0):.1f} if all are"
     for figure in speed.published if ceilings else ():
