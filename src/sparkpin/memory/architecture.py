@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, prod
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -63,18 +63,6 @@ class Part:
         sizes = {name: getattr(self, name) // parts for name in ("channels", "recurrent")}
         copied = {name: max(1, getattr(self, name) // parts) for name in ("heads", "groups")}
         return replace(self, **sizes, **copied)
-
-    def slot_bytes(self, bits: Sequence[int], *, packed: bool) -> int:
-        """Key and value of a token in one layer. bits: of their components.
-
-        v1/kv_cache_interface.py, AttentionSpec; for TurboQuant (packed) layers/quantization/turboquant/config.py: a key
-        of 3 or 4 bits has a float16 norm, one of 8 bits nothing; a value has a float16 scale and zero; the sum is made
-        even.
-        """
-        key, value = (ceil(size * of / 8) for size, of in zip((self.key, self.value), bits, strict=True))
-        if packed:
-            key, value = key + (0 if bits[0] == 8 else 2), value + 4
-        return self.heads * (key + value + (key + value) % 2 if packed else key + value)
 
 
 @dataclass(frozen=True, slots=True)

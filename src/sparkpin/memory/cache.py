@@ -139,10 +139,20 @@ def lay_out(geometry: Geometry, settings: Settings, cache_dtype: str | None = No
 
 
 def slot_bytes(part: Part, cache_dtype: str) -> int:
-    """Of a token in one layer, by its components."""
+    """Key and value of a token in one layer.
+
+    v1/kv_cache_interface.py, AttentionSpec; for TurboQuant (packed) layers/quantization/turboquant/config.py: a key
+    of 3 or 4 bits has a float16 norm, one of 8 bits nothing; a value has a float16 scale and zero; the sum is made
+    even.
+    """
     if cache_dtype not in CACHE_BITS:  # a checkpoint's
         raise UnknownCacheError(f"no rule for a cache in {cache_dtype}")
-    return part.slot_bytes(CACHE_BITS[cache_dtype], packed=cache_dtype in PACKED)
+    of_key, of_value = CACHE_BITS[cache_dtype]
+    size = math.ceil(part.key * of_key / 8) + math.ceil(part.value * of_value / 8)
+    if cache_dtype in PACKED:
+        size += 4 if of_key == 8 else 6
+        size += size % 2
+    return part.heads * size
 
 
 def kept(part: Part, settings: Settings, cache_dtype: str, block: int, main_page: int) -> Layers:
@@ -203,9 +213,10 @@ def group(kinds: Sequence[Layers], *, is_packed: bool) -> Iterator[Group]:
     elif is_packed and len({one.page for one in kinds}) > 1:
         yield from packed(buckets(kinds, lambda one: one.type))
     else:
-        alike = list(buckets(unified(kinds), lambda one: one.like))
-        for one, count in zip(alike, counts_of(alike), strict=True):
-            yield from (Group(one[0], layers, layers * one[0].page) for layers in dealt(one, count))
+        alike = [(one[0], sum(same.layers for same in one)) for one in buckets(unified(kinds), lambda one: one.like)]
+        size = group_size([layers for _, layers in alike])
+        for first, layers in alike:
+            yield from (Group(first, count, count * first.page) for count in dealt(layers, -(-layers // size)))
 
 
 def buckets(kinds: Iterable[Layers], key: Callable[[Layers], Hashable]) -> Iterator[list[Layers]]:
@@ -227,23 +238,21 @@ def unified(kinds: Sequence[Layers]) -> Iterator[Layers]:
             yield replace(one, page=page)
 
 
-def counts_of(alike: Sequence[Sequence[Layers]]) -> list[int]:
-    """_get_kv_cache_groups_uniform_page_size: groups as large as the rarest kind, or as the most frequent one if it is
-    less than one and a half times as frequent. How many of each kind."""
-    layers = [sum(one.layers for one in kind) for kind in alike]
-    size = max(layers) if max(layers) < min(layers) * 1.5 else min(layers)
-    return [-(-count // size) for count in layers]
+def group_size(layers: Sequence[int]) -> int:
+    """_get_kv_cache_groups_uniform_page_size: that of the rarest kind, or of the most frequent one if it is less than
+    one and a half times as frequent."""
+    return max(layers) if max(layers) < min(layers) * 1.5 else min(layers)
 
 
-def dealt(kind: Sequence[Layers], count: int) -> list[int]:
-    """Layers of each of `count` groups, dealt out like cards."""
-    return [len(range(index, sum(one.layers for one in kind), count)) for index in range(count)]
+def dealt(layers: int, groups: int) -> list[int]:
+    """Layers of each group, dealt out like cards."""
+    return [len(range(index, layers, groups)) for index in range(groups)]
 
 
 def packed(kinds: Iterable[Sequence[Layers]]) -> Iterator[Group]:
     """_get_packed_kv_cache_groups: pages of different sizes side by side in a block. Layers that repeat a pattern of
     pages stay together; others, and states, are divided to fit beside."""
-    buckets = [(kind[0], layers_by_page(kind)) for kind in kinds]
+    buckets = [(kind[0], Counter(one.page for one in kind for _ in range(one.layers))) for kind in kinds]
     balanced = [pages for _, pages in buckets if len(set(pages.values())) == 1]
     min_repeats = max((max(pages.values()) for pages in balanced if len(pages) > 1), default=0)
     repeats = approximate_gcd([max(pages.values()) for pages in balanced], min_repeats) if min_repeats else 0
@@ -263,16 +272,8 @@ def packed(kinds: Iterable[Sequence[Layers]]) -> Iterator[Group]:
         if is_state(first):
             states_per_block = max(anchor // first.page, 1)
             groups = max(groups, -(-pages.total() // states_per_block))
-        for index in range(groups):
-            dealt_pages = {page: len(range(index, layers, groups)) for page, layers in pages.items()}
-            yield Group(first, sum(dealt_pages.values()), sum(page * count for page, count in dealt_pages.items()))
-
-
-def layers_by_page(kind: Iterable[Layers]) -> Counter[int]:
-    found = Counter[int]()
-    for one in kind:
-        found[one.page] += one.layers
-    return found
+        for counts in zip(*(dealt(layers, groups) for layers in pages.values()), strict=True):
+            yield Group(first, sum(counts), sum(page * count for page, count in zip(pages, counts, strict=True)))
 
 
 def approximate_gcd(values: Sequence[int], least: int) -> int:

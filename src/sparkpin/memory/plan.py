@@ -113,11 +113,9 @@ class MemoryPlan:
     @property
     def problems(self) -> list[str]:
         """Why it does not fit."""
-        settings, length, found = self.settings, self.max_model_len, list[str]()
-        if (
-            length > (self.geometry.max_positions or length) and not settings.longer
-        ):  # config/model.py, _get_and_verify_max_len
-            found.append(f"--max-model-len {length:,}: beyond {self.geometry.max_positions:,} vLLM requires {LONG}=1")
+        length, most, found = self.max_model_len, self.geometry.max_positions, list[str]()
+        if length > (most or length) and not self.settings.longer:  # config/model.py, _get_and_verify_max_len
+            found.append(f"--max-model-len {length:,}: beyond {most:,} vLLM requires {LONG}=1")
         if self.budget is not None and not self.pool and self.fixed >= self.budget:
             found.append(f"no cache is left: weights and the rest take {gib(self.fixed)} of {gib(self.budget)}")
         elif self.capacities:

@@ -108,9 +108,7 @@ def notes(plan: MemoryPlan) -> Iterator[str]:
     if settings.max_num_seqs < fitting:
         yield f"--max-num-seqs {settings.max_num_seqs} lets no more than so many of the {fitting} requests run at once"
     least = plan.pool_line.span[0]
-    if plan.fits and any(
-        not one.cache.requests(one.cache.blocks(least), plan.max_model_len) for one in plan.capacities[:1]
-    ):
+    if plan.fits and not plan.chosen.cache.requests(plan.chosen.cache.blocks(least), plan.max_model_len):
         yield f"the lowest pool of its range, {gib(least)}, would not hold one request"
     if settings.unread:
         yield f"not counted, since this plan does not know what they do: {', '.join(settings.unread)}"
