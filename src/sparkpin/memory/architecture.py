@@ -142,12 +142,10 @@ def layer_words(row: Mapping[str, Any], find: Callable[[str], Any], size: Callab
     layers = size("num_hidden_layers")
     words, every = find(row.get("list", "layer_types")), row.get("every")
     if words is None and every:
-        period = size(every["period"], 0) or every.get("default", 1)
-        offset = size(every["offset"]) if "offset" in every else period - 1
-        words = [every["word" if layer % period == offset else "other"] for layer in range(layers)]
-    elif words is None and "absent" in row:
-        chosen = [word for key, word in row.get("all_if", {}).items() if find(key)]
-        words = (*chosen, row["absent"])[:1] * layers
+        period = size(every.get("period", 0), 0) or every.get("default", 1)
+        offset = size(every.get("offset", period - 1))
+        word = next((word for key, word in row.get("all_if", {}).items() if find(key)), every["word"])
+        words = [word if layer % period == offset else every["other"] for layer in range(layers)]
     if not isinstance(words, Sequence) or len(words) < layers:
         raise UnknownCacheError(f"config.json has no word for each of its {layers} layers")
     return words[: max(0, layers - size(row.get("shared", 0), 0))]

@@ -29,7 +29,6 @@ class Layers:
     `window` if there is one."""
 
     part: Part
-    layers: int
     slot: int
     page: int
     block_size: int = 0
@@ -79,12 +78,12 @@ class Cache:
     def token_bytes(self) -> int:
         """Of a token, in all layers that keep each token."""
         kinds = (one for one in self.kinds if one.part.kind == "full")
-        return sum(one.layers * one.page // one.block_size for one in kinds)
+        return sum(one.part.layers * one.page // one.block_size for one in kinds)
 
     @property
     def states_bytes(self) -> int:
         """Of a request, whatever its length."""
-        return sum(one.layers * one.slot * one.copies for one in self.kinds if one.part.kind == "state")
+        return sum(one.part.layers * one.slot * one.copies for one in self.kinds if one.part.kind == "state")
 
     def request_blocks(self, length: int) -> int:
         """v1/core/kv_cache_utils.py, get_max_concurrency_for_kv_cache_config."""
@@ -162,7 +161,7 @@ def kept(part: Part, settings: Settings, cache_dtype: str, block: int, main_page
         # way; each drafted token has its own: MambaSpec.
         stored = settings.checkpoints if part.name in BY_KERNEL else settings.prefix_caching and bool(part.checkpoint)
         copies = 1 + settings.prefix_caching + stored + settings.draft_tokens
-        return Layers(part, part.layers, state_bytes(part, settings), main_page, copies=copies)
+        return Layers(part, state_bytes(part, settings), main_page, copies=copies)
     if part.only and not cache_dtype.startswith(part.only):
         raise UnknownCacheError(f"no rule for what {part.name} keeps in {cache_dtype}")
     if cache_dtype in PACKED and (part.record or part.kind != "full"):
@@ -172,10 +171,10 @@ def kept(part: Part, settings: Settings, cache_dtype: str, block: int, main_page
         if settings.draft_tokens > size:
             raise UnknownCacheError(f"no rule for {part.name} of more drafts than {size}")
         size *= 2 if settings.draft_tokens else 1
-        return Layers(part, part.layers, slot, size * slot, size, copies=1)
+        return Layers(part, slot, size * slot, size, copies=1)
     page = -(-size // part.ratio * slot // part.align) * part.align
     window = part.window - 1 + settings.in_flight if part.window else 0
-    return Layers(part, part.layers, slot, page, size, window=window)
+    return Layers(part, slot, page, size, window=window)
 
 
 def state_bytes(part: Part, settings: Settings) -> int:
@@ -209,11 +208,13 @@ def block_size(geometry: Geometry, settings: Settings, cache_dtype: str, main: P
 def group(kinds: Sequence[Layers], *, is_packed: bool) -> Iterator[Group]:
     """v1/core/kv_cache_utils.py, get_kv_cache_groups."""
     if len({one.type for one in kinds}) == 1:
-        yield Group(kinds[0], sum(one.layers for one in kinds), sum(one.layers * one.page for one in kinds))
+        yield Group(kinds[0], sum(one.part.layers for one in kinds), sum(one.part.layers * one.page for one in kinds))
     elif is_packed and len({one.page for one in kinds}) > 1:
         yield from packed(buckets(kinds, lambda one: one.type))
     else:
-        alike = [(one[0], sum(same.layers for same in one)) for one in buckets(unified(kinds), lambda one: one.like)]
+        alike = [
+            (one[0], sum(same.part.layers for same in one)) for one in buckets(unified(kinds), lambda one: one.like)
+        ]
         size = group_size([layers for _, layers in alike])
         for first, layers in alike:
             yield from (Group(first, count, count * first.page) for count in dealt(layers, -(-layers // size)))
@@ -252,7 +253,7 @@ def dealt(layers: int, groups: int) -> list[int]:
 def packed(kinds: Iterable[Sequence[Layers]]) -> Iterator[Group]:
     """_get_packed_kv_cache_groups: pages of different sizes side by side in a block. Layers that repeat a pattern of
     pages stay together; others, and states, are divided to fit beside."""
-    buckets = [(kind[0], Counter(one.page for one in kind for _ in range(one.layers))) for kind in kinds]
+    buckets = [(kind[0], Counter(one.page for one in kind for _ in range(one.part.layers))) for kind in kinds]
     balanced = [pages for _, pages in buckets if len(set(pages.values())) == 1]
     min_repeats = max((max(pages.values()) for pages in balanced if len(pages) > 1), default=0)
     repeats = approximate_gcd([max(pages.values()) for pages in balanced], min_repeats) if min_repeats else 0

@@ -103,7 +103,7 @@ class DecodeModel:
         drafted = self.settings.draft_tokens
         passes = {"MTP layer": drafted, "drafter": self.settings.draft_passes}
         for one in cache.kinds:
-            part, size = one.part, one.slot * one.layers
+            part, size = one.part, one.slot * one.part.layers
             records = min(context, part.window or context) / part.ratio
             if part.kind == "state":  # read once and written for each token
                 yield Read(f"{part.name} states", size, 2 + drafted)

@@ -31,7 +31,7 @@ def division_faults(
     """
     geometry = read_geometry(config, "config.json")
     tensor, pipeline = (int(flag_value(argv, name) or 1) for name in (TENSOR, PIPELINE))
-    if pipeline > 1 and geometry.linear:
+    if pipeline > 1 and any(part.kind == "state" for part in geometry.kept.parts):
         step = f"leave {PIPELINE} out of {file}: tensor parallelism serves this model"
         yield ManifestError(file, "command", f"{PIPELINE} {pipeline}", f"1: {HYBRID_PIPELINE}", next_step=step)
     fitting = [str(count) for count in range(1, MOST_NODES + 1) if not list(uneven(config, geometry, rules, count))]

@@ -44,11 +44,6 @@ class Geometry:
     vision: bool
     kept: Architecture
 
-    @property
-    def linear(self) -> int:
-        """Layers that keep a state."""
-        return sum(part.layers for part in self.kept.parts if part.kind == "state")
-
     def undivided(self, ranks: int) -> str:
         """The first size that `ranks` does not divide, though vLLM must divide it; "" where all are whole."""
         if self.kv_heads % ranks and ranks % self.kv_heads:

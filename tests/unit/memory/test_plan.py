@@ -122,7 +122,7 @@ def states_of(cache: Cache) -> Layers:
 def test_gdn_state_of_a_request() -> None:
     """36 layers; conv: 3 inputs of 12,288 channels in BF16; recurrent: 64 heads of 128 x 128 in float32."""
     plain = states_of(cache_of("--no-enable-prefix-caching"))
-    assert (plain.slot, plain.copies, plain.layers) == (73_728 + 4_194_304, 1, 36)
+    assert (plain.slot, plain.copies, plain.part.layers) == (73_728 + 4_194_304, 1, 36)
     drafting = states_of(cache_of("--no-enable-prefix-caching " + MTP2))
     assert (drafting.slot, drafting.copies) == (5 * 12_288 * 2 + 4_194_304, 3)
     assert states_of(cache_of("--enable-prefix-caching " + MTP2)).copies == 4
@@ -159,7 +159,7 @@ def test_a_model_of_attention_alone_has_one_group_and_small_blocks() -> None:
         "vocab_size": 1000, "max_position_embeddings": 4096, "torch_dtype": "float16", "model_type": "llama",
     }  # fmt: skip
     geometry = read_geometry(config, "config.json")
-    assert (geometry.head_dim, geometry.dtype, geometry.linear) == (64, "float16", 0)
+    assert (geometry.head_dim, geometry.dtype) == (64, "float16")
     cache = lay_out(geometry, settings_of(geometry, "--max-model-len 4096", "cuda"))
     assert (cache.kinds[0].block_size, cache.request_blocks(4096)) == (16, 256)
     assert cache.block_bytes == 16 * 4 * 2 * 64 * 2 * 2
