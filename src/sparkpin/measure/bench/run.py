@@ -189,8 +189,10 @@ def ceiling_of(paths: Paths, release: Release, rows: Sequence[CellResult]) -> fl
             recipe = manifests.load_recipe(project, release.recipe)
             stack = manifests.load_stack(project, release.stack)
             chain = manifests.load_chain(project, release.stage)
-            model = read_inputs(replace(paths, project=project), recipe, stack, chain).decode
-        return model.step(context).ceiling(SPARK_BANDWIDTH, accepted / drafted if drafted else 0.0)
+            step = read_inputs(replace(paths, project=project), recipe, stack, chain).decode.step(context)
+        if step.unknown:
+            say(f"the ceiling counts the weights alone: {step.unknown}")
+        return step.ceiling(SPARK_BANDWIDTH, accepted / drafted if drafted else 0.0)
     except SparkpinError as error:
         say(f"no ceiling: {error.message}")
         return None
