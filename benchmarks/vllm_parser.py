@@ -11,7 +11,8 @@ value and "None" mean none), `choices` (the parser refuses others), `known` (wha
 a class, or what a plugin brings), `same` (of these the names of one class, each with the first of them), `bounds`,
 `default`, `config` (a class of `configs`). A configuration's fields have a
 form each: a name of a type, or `{"literal": [...]}`, `{"list": form}`, `{"dict": form}`, `{"config": name}`; a list is
-a union.
+a union. `architectures`: names of config.json that vLLM's registry has, those of models that write `text` and `other`
+ones (vectors, scores, drafts).
 """
 
 from __future__ import annotations
@@ -219,6 +220,18 @@ def registered(parsers: dict[str, tuple[str, str]]) -> dict[str, Any]:
     return {"known": sorted(parsers), "same": same}
 
 
+def architectures() -> dict[str, list[str]]:
+    """Not those of Transformers' own classes, whose name says nothing of the model."""
+    from vllm.model_executor.models import registry
+
+    names = ("TEXT_GENERATION", "MULTIMODAL", "TRANSFORMERS_SUPPORTED")
+    text = {one for name in names for one in getattr(registry, f"_{name}_MODELS")}
+    return {
+        "text": sorted(text),
+        "other": sorted({*registry._VLLM_MODELS} - text - {*registry._TRANSFORMERS_BACKEND_MODELS}),
+    }
+
+
 def export() -> None:
     """In the image."""
     sys.modules["torchvision"] = None  # type: ignore[assignment]  # its kernels may be for another torch; no flag needs it
@@ -232,6 +245,7 @@ def export() -> None:
         "flags": flags,
         "configs": dict(sorted(exporter.configs.items())),
         "environment": sorted(vllm.envs.environment_variables),
+        "architectures": architectures(),
     }
     print(MARKER + json.dumps(found, default=str))
 
@@ -259,10 +273,10 @@ def exported(image: str, wheel: Path, *, mount: bool) -> dict[str, Any]:
 
 
 def text_of(value: dict[str, Any]) -> str:
-    """JSON with one flag or class a line, so that a new release's changes can be read."""
+    """JSON with one flag, class or list a line, so that a new release's changes can be read."""
     parts = []
     for key, part in value.items():
-        if key in ("flags", "configs"):
+        if key in ("flags", "configs", "architectures"):
             rows = [f"{json.dumps(name)}: {json.dumps(one, separators=(',', ':'))}" for name, one in part.items()]
             parts.append(f'"{key}": {{\n' + ",\n".join(rows) + "\n}")
         else:

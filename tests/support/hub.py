@@ -112,6 +112,8 @@ def serve(
             if log is not None:
                 log.append(request)
             fault, path = (faults and faults(request)) or Fault(), unquote(urlsplit(self.path).path)
+            if path == "/api/agent-harnesses":  # huggingface_hub asks once a day
+                return self.send(404)
             api, blob = _API.fullmatch(path), _BLOB.fullmatch(path)
             match = api or blob or _RESOLVE.fullmatch(path)
             assert match, path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from sparkpin.cli.recipe import MISTAKES, report
+from sparkpin.cli.recipe import MISTAKES
 from sparkpin.cli.tasks import DryRun, task
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import printable, show, show_file, tame
@@ -42,13 +42,14 @@ def add(
         else:
             added.write(paths.project)
         new, found = added.new(), own_findings(added.paths.project, recipe)
+        lines = [*made.told, *(f"not mapped: {line}" for line in made.unmapped)]
+        lines += [*(f"not known: {line}" for line in made.unknown), *map(str, found)]
+        trial = str(added.paths.project)
     show("\n".join(f"{'would write' if dry_run else 'wrote'} {file}" for file in new))
     vllm = manifests.load_stack(paths.project, recipe.stack).vllm
     show(f"{recipe.model} on stack {recipe.stack} (vLLM {vllm}), stage {recipe.stage}:")
-    for title, lines in {"": made.told, "not mapped: ": made.unmapped, "not known: ": made.unknown}.items():
-        for line in lines:
-            show(printable(f"  {title}{line}"))
-    report(found)
+    for line in lines:
+        show(printable(f"  {line.replace(trial, str(paths.project))}"))
     step = f"invoke up --recipe {recipe.name} --serve"
     if is_wrong := any(finding.severity == "error" for finding in found):
         step = f"correct {recipe.file}, then invoke recipe check {recipe.name}"

@@ -17,7 +17,7 @@ from sparkpin.cli.build import BuildPlan, carry_out, plan_of
 from sparkpin.cli.notes import report
 from sparkpin.cli.smoke import smoke_release, smoke_releases
 from sparkpin.cli.tasks import Authority, DryRun, Recipe, Stack, Stage, task
-from sparkpin.core.errors import DiskError, InputError, IntegrityError
+from sparkpin.core.errors import WHOLE, DiskError, InputError, IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import count, say, show, size
 from sparkpin.fetch.lock_model import lock_model
@@ -27,6 +27,7 @@ from sparkpin.host.engine import Engine, engine_of
 from sparkpin.host.skopeo import AbsentError, Registry
 from sparkpin.pins import manifests
 from sparkpin.pins.nodes import nodes_of
+from sparkpin.pins.schema import UNRESOLVED
 from sparkpin.recipes.add import read_hub, recipe_name
 from sparkpin.recipes.adopt import Wanted
 from sparkpin.releases import current, quality_gate
@@ -98,13 +99,22 @@ def up(
 
 def recipe_of(paths: Paths, model: str, recipe: str | None, stack: str | None, *, dry_run: bool) -> str:
     """The recipe of a model of the Hub, which is added where it is not there. InputError for a recipe of that name with
-    another model."""
-    name, repo = recipe_name(Wanted(model, recipe or "")), read_hub(model)[0]
-    if not (paths.project / f"recipes/{name}.yaml").is_file():
-        add(paths, model, name=name, stack=stack, dry_run=dry_run)
-    elif (served := manifests.load_recipe(paths.project, name).model) != repo:
+    another model or commit, ManifestError where `add` finds errors."""
+    name, (repo, revision) = recipe_name(Wanted(model, recipe or "")), read_hub(model)
+    file = f"recipes/{name}.yaml"
+    if not (paths.project / file).is_file():
+        if add(paths, model, name=name, stack=stack, dry_run=dry_run):
+            step = f"correct {file}, then invoke up --recipe {name}"
+            raise ManifestError(file, WHOLE, {}, "a recipe without the errors above", next_step=step)
+        return name
+    served = manifests.load_recipe(paths.project, name)
+    at = served.model_revision
+    if revision and at == UNRESOLVED:
+        pin = manifests.model_of(paths.project, served)
+        at = manifests.load_model_lock(paths.project, pin).repositories[pin.base].revision
+    if served.model != repo or revision not in ("", at):
         step = f"name the new one: --recipe NAME, or serve that one: invoke up --recipe {name}"
-        raise InputError(f"--model {model}: recipes/{name}.yaml is of {served}", next_step=step)
+        raise InputError(f"--model {model}: {file} is of {served.model} at {at}", next_step=step)
     return name
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sparkpin.core.errors import ManifestError, clipped
+from sparkpin.core.errors import InputError, ManifestError, clipped
 from sparkpin.core.tags import IMAGE
 from sparkpin.core.terminal import printable
 from sparkpin.pins import drafters, manifests, vllm_flags
@@ -229,8 +229,10 @@ def leave_out(made: Adopted, project: Path, argv: Sequence[str], *, keeps_backen
 
 def take_drafter(made: Adopted, file: Path, argv: Sequence[str], model: str, drafter: str | None) -> list[str]:
     """The words with the second model by its repository; its commit goes to `made`. ManifestError for a model that is
-    none of a Hub: a recipe without its drafter would be another one."""
+    none of a Hub: a recipe without its drafter would be another one; InputError for the model itself."""
     plan = drafters.speculation(argv, file)
+    if drafter == model:
+        raise InputError(f"--drafter: got {drafter}, the model itself", next_step="leave it out: MTP needs no drafter")
     draft = drafter or drafters.second_model(plan)
     if draft in (None, model, MODEL_PATH):  # a head of its own that the model's files have
         return set_flag(argv, drafters.FLAG, plan | {"model": MODEL_PATH}) if draft == model else list(argv)

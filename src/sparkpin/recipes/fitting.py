@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
-from sparkpin.memory import inputs
-from sparkpin.memory.geometry import text_of
+from sparkpin.memory import estimates, inputs
 from sparkpin.memory.plan import MemoryPlan
 from sparkpin.pins import manifests, schema, vllm_command
 from sparkpin.pins.schema import FlagValue
@@ -35,38 +35,43 @@ def with_flags(recipe: schema.Recipe, flags: Mapping[str, FlagValue]) -> schema.
     return recipe.model_copy(update={"command": command, "defaults": defaults})
 
 
-def plan_of(paths: Paths, recipe: schema.Recipe) -> MemoryPlan:
-    """On the machine that the recipe's stack is for."""
+def plan_of(paths: Paths, recipe: schema.Recipe, flags: Mapping[str, FlagValue]) -> MemoryPlan:
+    """On the machine that the recipe's stack is for, without what it serves today: a recipe is made for longer."""
     stack, chain = manifests.load_stack(paths.project, recipe.stack), manifests.load_chain(paths.project, recipe.stage)
-    return inputs.read_inputs(paths, recipe, stack, chain).plan(inputs.machine_for(stack))
+    machine = inputs.machine_for(stack)
+    system = estimates.SPARK_TOTAL - estimates.SPARK_FREE if stack.gpu else 0
+    idle = replace(machine, free=machine.total - system)
+    return inputs.read_inputs(paths, with_flags(recipe, flags), stack, chain).plan(idle)
 
 
-def fit(paths: Paths, recipe: schema.Recipe, config: Mapping[str, Any]) -> tuple[schema.Recipe, list[str]]:
-    """The recipe with the longest context that fits, up to the model's own, the requests of that length that fit at
-    once, and the memory for these; and a reason for each flag.
+def fit(paths: Paths, recipe: schema.Recipe) -> tuple[dict[str, FlagValue], list[str]]:
+    """Flags for the longest context that fits, up to the model's own, the requests of that length that fit at once, and
+    the memory for these; and a reason for each.
 
     Raises InputError where not even a short context fits, and what the plan raises of a model that it does not know.
     """
-    plan = plan_of(paths, with_flags(recipe, {LENGTH: AUTO, SHARE: MOST}))
-    share: dict[str, float] = {}
-    if plan.budget is not None:  # else the stack says how large the cache is, as on a CPU
-        free = (plan.machine.free - plan.around) / plan.machine.total
-        share = {SHARE: min(MOST, math.floor(free * 100) / 100)}
-        plan = plan_of(paths, with_flags(recipe, {LENGTH: AUTO, **share}))
-    own, longest = text_of(config).get("max_position_embeddings"), plan.max_model_len
-    if longest < STEP:
-        raise InputError(f"it does not fit {plan.machine.source}: {'; '.join(plan.problems)}")
-    length = longest if longest == own else longest // STEP * STEP
-    fitting = max(1, int(plan.chosen.concurrency))
-    flags: dict[str, float] = {LENGTH: length, SEQUENCES: max(FEW, min(fitting, MANY))}
-    if share:
-        used = sum(line.span[1] for line in plan.inside) + plan.pool * min(1, flags[SEQUENCES] / fitting)
-        smaller = {SHARE: min(share[SHARE], math.ceil(used / plan.machine.total * 100) / 100)}
-        share = smaller if plan_of(paths, with_flags(recipe, flags | smaller)).fits else share
+    flags: dict[str, Any] = {LENGTH: AUTO, SEQUENCES: FEW, SHARE: MOST}
+    plan = plan_of(paths, recipe, flags)
+    total, free = plan.machine.total, plan.machine.free - plan.around
+    if 0 < (share := math.floor(free / total * 100) / 100) < MOST:
+        flags[SHARE] = share
+        plan = plan_of(paths, recipe, flags)
+    own, longest = plan.geometry.max_positions, plan.max_model_len
+    fitting = plan.chosen.requests.get(longest, 0)
+    length = own if longest == own else min(own, max(STEP, longest // STEP * STEP))
+    flags |= {LENGTH: length, SEQUENCES: max(FEW, min(fitting, MANY))}
+    used = sum(line.span[1] for line in plan.inside) + plan.pool * min(1, flags[SEQUENCES] / max(1, fitting))
+    flags[SHARE] = min(flags[SHARE], math.ceil(used / total * 100) / 100)
+    if plan.budget is None:  # the stack says how large the cache is, as on a CPU
+        del flags[SHARE]
+    final = plan_of(paths, recipe, flags)
+    if final.problems:
+        step = "; ".join(final.hints) or "choose a smaller model, or more machines: --nodes 2"
+        raise InputError(f"it does not fit {final.machine.source}: {'; '.join(final.problems)}", next_step=step)
     whole = "the model's own" if length == own else f"the longest that fits (the model's own: {own})"
-    reasons = [
-        f"{LENGTH} {length}: {whole}, on {plan.machine.source}",
-        f"{SEQUENCES} {flags[SEQUENCES]}: {fitting} requests of that length fit at once; shorter ones share the cache",
-        *(f"{SHARE} {value}: weights and the cache of these requests, by the plan" for value in share.values()),
-    ]
-    return with_flags(recipe, flags | share), reasons
+    told = {
+        LENGTH: f"{whole}, on {final.machine.source}",
+        SEQUENCES: f"{final.requests[length]} requests of that length fit at once; shorter ones share the cache",
+        SHARE: "weights and the cache of these requests, by the plan",
+    }
+    return flags, [f"{flag} {value}: {told[flag]}" for flag, value in flags.items()]

@@ -44,6 +44,7 @@ class VllmParser:
     flags: Mapping[str, Mapping[str, Any]]  # name with `--` -> what the parser says of it
     configs: Mapping[str, Mapping[str, Any]]  # class -> field -> form of its value
     environment: Sequence[str]
+    architectures: Mapping[str, Sequence[str]]  # "text", "other": names of models that write text, and of others
 
     @cached_property
     def names(self) -> dict[str, str]:
