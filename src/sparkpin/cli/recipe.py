@@ -24,7 +24,7 @@ from sparkpin.pins.reading import parse
 from sparkpin.recipes import check, export
 from sparkpin.recipes import recipe as foreign
 from sparkpin.recipes.adopt import Wanted, about, adopt, plain_name
-from sparkpin.recipes.rules import ORDER, RecipeFinding
+from sparkpin.recipes.rules import ORDER
 from sparkpin.releases import container
 from sparkpin.releases.record import Releases
 
@@ -102,7 +102,8 @@ def report_check(checked: check.CheckedRecipe) -> None:
     """Verdict and next step come last, where a terminal has them in sight."""
     if checked.read_as:
         show(printable(f"{checked.name}: {checked.read_as}"))
-    report(checked.found)
+    for finding in checked.found:
+        show(f"  {printable(str(finding))}")
     found, file = Counter(one.severity for one in checked.found), shlex.quote(checked.name)
     counts = [count(found[severity], severity) for severity in ORDER if found[severity]]
     step = f"invoke add {file}" if checked.read_as else f"invoke build --recipe {Path(checked.name).stem}"
@@ -111,11 +112,6 @@ def report_check(checked: check.CheckedRecipe) -> None:
     else:
         counts = ["no errors", *counts]
     show(typed(printable(f"{', '.join(counts)}; next: {step}")))
-
-
-def report(found: Sequence[RecipeFinding]) -> None:
-    for finding in found:
-        show(f"  {printable(str(finding))}")
 
 
 @task("inputs")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.core import files
-from sparkpin.core.errors import InputError, ManifestError, SparkpinError
+from sparkpin.core.errors import CheckpointError, InputError, ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import printable
 from sparkpin.fetch.hub import HubRepository
@@ -40,7 +40,7 @@ Entry = schema.PinnedRepository | schema.RepositoryLock
 # Where nothing says it: tokens of a draft, as those of docs/drafters.md#what-was-run that have no block, and the share
 # of them that the smoke test demands. No source has it: right drafters are far above it there, a broken one had 0.01.
 DRAFTED, FLOOR = 3, 0.1
-LONGEST = 100  # letters of a name: files, tags and containers have longer ones made of it
+LONGEST = 150  # letters of a name: tags and containers have longer ones, of at most 255, made of it
 
 
 def recipe_name(wanted: Wanted) -> str:
@@ -71,16 +71,14 @@ def add(paths: Paths, wanted: Wanted) -> Iterator[Adding]:
     is_model, target = wanted.what.startswith(PREFIX), paths.project / f"recipes/{recipe_name(wanted)}.yaml"
     if wanted.nodes is not None and wanted.nodes < 1:
         raise InputError(f"--nodes: got {wanted.nodes}, expected 1 or more", next_step="--nodes 2")
-    if is_model and wanted.model:
-        raise InputError(f"--model {wanted.model}: {wanted.what} is a model already", next_step="leave --model out")
     repo, revision = read_hub(wanted.what) if is_model else (wanted.model, "")
     second, second_revision = read_hub(wanted.drafter) if wanted.drafter else (None, "")
     read = line_of(repo) if is_model else foreign.load(Path(wanted.what))
     if repo and not REPO.fullmatch(read.model):
         read = read.model_copy(update={"model": repo})
     made = adopt(paths.project, read, target.stem, replace(wanted, drafter=second))
-    if repo and made.value["model"] != repo:
-        said = f"--model {repo}: {wanted.what} serves {made.value['model']}"
+    if wanted.model not in ("", made.value["model"]):
+        said = f"--model {wanted.model}: {wanted.what} serves {made.value['model']}"
         raise InputError(said, next_step="leave --model out")
     recipe = parse(schema.Recipe, made.value, target)  # before anything is fetched
     with trial_of(paths) as trial:
@@ -235,8 +233,8 @@ class Adding:
         if family is None:
             fitting = [family for family in families if {*makes} & {*family.architectures}]
             if len(fitting) != 1:
-                rivals = f"{', '.join(makes)} is that of {', '.join(one.name for one in fitting)}; the name fits none"
-                why = rivals if fitting else "pins/families.yaml has neither its name nor its architecture"
+                rivals = ", ".join(one.name for one in fitting) or "no family of pins/families.yaml"
+                why = f"{', '.join(makes) or 'an unknown architecture'} is that of {rivals}; the name fits none"
                 self.made.unknown.append(f"its parsers, so none is set: {why}")
                 return
             family, clue = fitting[0], f"its architecture, {', '.join(makes)}"
@@ -254,9 +252,7 @@ class Adding:
         try:
             if self.locks:
                 flags, self.reasons = fit(self.paths, self.recipe)
-        except InputError:  # it does not fit
-            raise
-        except SparkpinError as error:
+        except (ManifestError, CheckpointError) as error:  # an InputError: it does not fit
             self.made.unknown.append(f"what fits, so vLLM's own context and requests stay: {error.message}")
         self.take(with_flags(self.recipe, flags))
         self.made.told += self.reasons
