@@ -51,7 +51,11 @@ def add(
     for line in lines:
         show(printable(f"  {line.replace(trial, str(paths.project))}"))
     step = f"invoke up --recipe {recipe.name} --serve"
+    if recipe.nodes > 1:
+        step = f"invoke up --recipe {recipe.name}, then serve it on its machines (docs/nodes.md)"
     if is_wrong := any(finding.severity == "error" for finding in found):
         step = f"correct {recipe.file}, then invoke recipe check {recipe.name}"
+    if dry_run:
+        step = "the same command without --dry-run"
     show("next: " + "; ".join([*to_fetch(paths.project, recipe.mods), step]))
     return MISTAKES * is_wrong

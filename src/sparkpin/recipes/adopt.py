@@ -23,7 +23,7 @@ from sparkpin.pins.schema import UNRESOLVED, ChatTemplate
 from sparkpin.pins.values import require_values
 from sparkpin.pins.vllm_flags import MODEL_PATH, drop_flags, flag_value, set_flag
 from sparkpin.recipes.export import command_of
-from sparkpin.recipes.recipe import ELSEWHERE, LINE, OURS, V1_KEYS, V2_KEYS, CommunityRecipe
+from sparkpin.recipes.recipe import ELSEWHERE, OURS, V1_KEYS, V2_KEYS, CommunityRecipe
 from sparkpin.recipes.render import REPO, as_run_here, machines_of, served_model
 from sparkpin.recipes.rules import LONGEST, PLUGINS, lacks_file
 from sparkpin.recipes.shell import FACTS, Launch, shown
@@ -149,13 +149,12 @@ def place_of(recipe: CommunityRecipe, stack: str | None = None, stage: str | Non
 
 
 def tell_container(made: Adopted, recipe: CommunityRecipe, stack: str, *, is_named: bool) -> None:
-    said = recipe.container
+    if not (said := recipe.container):
+        return  # it names none: what it runs on is told anyway
     there = next((kind for name, kind in FACTS["containers"].items() if re.fullmatch(name, said)), "")
     why = "the recipe says so" if recipe.origin else there and f"there it is {there}"
-    if not said and not is_named and not recipe.origin and recipe.version == LINE:  # a line names none
-        return
     if is_named or IMAGE.fullmatch(said) or why:
-        made.told.append(f"container {said or '(none)'} -> stack {stack}" + (f" ({why})" if why else ""))
+        made.told.append(f"container {said} -> stack {stack}" + (f" ({why})" if why else ""))
     else:
         text = f"container {said}: nobody here knows what is in it; stack {stack} takes its place"
         made.unmapped.insert(0, text)
@@ -231,6 +230,9 @@ def take_drafter(made: Adopted, file: Path, argv: Sequence[str], model: str, dra
     """The words with the second model by its repository; its commit goes to `made`. ManifestError for a model that is
     none of a Hub: a recipe without its drafter would be another one; InputError for the model itself."""
     plan = drafters.speculation(argv, file)
+    if sum(flag.key == drafters.FLAG for flag in vllm_flags.parse_flags(argv)[1]) > 1:
+        expected = "it once: one drafter, or one number of MTP drafts"
+        raise ManifestError(file, f"command, {drafters.FLAG}", "it more than once", expected)
     if drafter == model:
         raise InputError(f"--drafter: got {drafter}, the model itself", next_step="leave it out: MTP needs no drafter")
     draft = drafter or drafters.second_model(plan)
@@ -242,8 +244,11 @@ def take_drafter(made: Adopted, file: Path, argv: Sequence[str], model: str, dra
         raise ManifestError(file, f"command, {drafters.FLAG}: model", draft, expected, next_step=step)
     asked = {key: value for key, value in plan.items() if key != "revision"} | {"model": draft}
     made.drafter, made.drafter_revision = draft, str(plan.get("revision") or UNRESOLVED)
+    own = drafters.second_model(plan)
     if not drafter:
         made.told.append(f"draft model {draft} -> `drafter`: it is pinned, locked and fetched as the model is")
+    elif own not in (None, drafter):
+        made.told.append(f"draft model {own} -> {drafter}, as --drafter says")
     return list(argv) if asked == plan else set_flag(argv, drafters.FLAG, asked)
 
 

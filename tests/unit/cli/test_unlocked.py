@@ -54,7 +54,7 @@ def test_a_million_tokens(copy: CheckoutHere) -> None:
         row, cache = rows.get(one["cache"]["cache_dtype"]), one["cache"]
         if row:
             assert int(row[2].replace(",", "")) == sum(
-                one["layers"] * one["slot"] for one in cache["kinds"] if one["part"]["kind"] == "full"
+                one["part"]["layers"] * one["slot"] for one in cache["kinds"] if one["part"]["kind"] == "full"
             )
             requests = 33_910_074_681 // cache["block_bytes"] / round(one["blocks"] / one["concurrency"])
             assert float(row[4]) == round(requests, 2)

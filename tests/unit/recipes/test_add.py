@@ -12,6 +12,7 @@ from typing import Any
 import hub
 import pytest
 import yaml
+from foreign_recipe import V1, written
 from places import PROJECT
 from public_models import CONFIGS, SHAPED, TEN, write_model
 
@@ -368,3 +369,17 @@ if CASES.is_dir():  # a clone alone has none of them
         assert not add(site.paths, str(CASES / name), name="mine", no_lock=True, **options)  # type: ignore[arg-type]
         assert family(site, site.recipe("mine")) == expected
         assert list((site.paths.project / "pins/models").glob("qwen3*.yaml"))
+
+
+def test_two_drafters_in_one_command_are_refused(site: Site, tmp_path: Path) -> None:
+    twice = "".join(f' --speculative-config \'{{{{"model": "x/{one}", "method": "eagle3"}}}}\'' for one in "ab")
+    file = written(tmp_path, V1 | {"command": f"vllm serve acme/sample-int4{twice}"})
+    with site.unchanged(), pytest.raises(ManifestError, match="speculative-config"):
+        site.add(str(file), no_lock=True)
+
+
+@pytest.mark.parametrize("word", ["Qwen/Qwen3-8B", "https://huggingface.co/Qwen/Qwen3-8B"])
+def test_a_name_without_its_prefix_is_told_with_it(site: Site, word: str) -> None:
+    with pytest.raises(InputError) as caught:
+        site.add(word)
+    assert "hf:Qwen/Qwen3-8B" in caught.value.next_step
