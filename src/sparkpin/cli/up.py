@@ -67,7 +67,7 @@ def up(
     pin = manifests.model_of(paths.project, manifests.load_recipe(paths.project, asked))
     for name in manifests.unlocked(paths.project, pin):
         if dry_run:
-            show(f"not locked: {name}; a plan needs its headers, which `invoke up` fetches first, too")
+            show(f"not locked: {name}; a plan needs its headers, which `invoke up` fetches by itself")
             show(f"next: invoke lock --model {name}")
             return
         say(f"{name} is not locked yet: invoke lock --model {name}, which fetches headers and what steps take")
