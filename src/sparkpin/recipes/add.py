@@ -33,6 +33,7 @@ from sparkpin.recipes.vllm_parser import parser_of
 
 PREFIX = "hf:"
 HUB = re.compile(rf"{PREFIX}({REPO.pattern})(?:@([\w./-]+))?", re.ASCII)
+PAGE = re.compile(rf"(?:https?://huggingface\.co/)?({REPO.pattern})", re.ASCII)  # what people type for it
 COMMIT = re.compile(r"[0-9a-f]{40}")
 VECTORS = "modules.json"  # the file of sentence-transformers, whose architectures may also be those of a chat model
 PLACES = ("", "pins", "pins/models", "recipes")
@@ -71,6 +72,8 @@ def add(paths: Paths, wanted: Wanted) -> Iterator[Adding]:
     is_model, target = wanted.what.startswith(PREFIX), paths.project / f"recipes/{recipe_name(wanted)}.yaml"
     if wanted.nodes is not None and wanted.nodes < 1:
         raise InputError(f"--nodes: got {wanted.nodes}, expected 1 or more", next_step="--nodes 2")
+    if not is_model and not Path(wanted.what).exists() and (meant := PAGE.fullmatch(wanted.what)):
+        raise InputError(f"{wanted.what}: no such file", next_step=f"of the Hub it is {PREFIX}{meant[1]}; else a file")
     repo, revision = read_hub(wanted.what) if is_model else (wanted.model, "")
     second, second_revision = read_hub(wanted.drafter) if wanted.drafter else (None, "")
     read = line_of(repo) if is_model else foreign.load(Path(wanted.what))

@@ -29,8 +29,6 @@ MOST = 250  # keys of one mapping: each that is not known is compared with all t
 DIGITS = 64  # of a number; those of thousands of digits take Python minutes, or end in an error
 # Of YAML's types those that no recipe has, and that no command line could say.
 UNREAD = ("set", "omap", "pairs", "binary")
-# A model's name or its page, as `Path` has it.
-HUB_NAME = re.compile(r"(?:https?:/+huggingface\.co/)?([\w.-]+/[\w.-]+)")
 # What no text of a recipe has: `render` marks places with some of these.
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ue000\ue001]")
 
@@ -159,10 +157,8 @@ class Tolerant(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[m
 def load(path: Path) -> CommunityRecipe:
     """ManifestError for what its runner, too, could not start from."""
     if not path.is_file():
-        found = HUB_NAME.fullmatch(str(path)) if not path.exists() else None
         fault = "a folder, expected one file" if path.is_dir() else "no such file"
-        step = f"of the Hub it is hf:{found[1]}" if found else "give the path of a recipe's file, or hf:OWNER/NAME"
-        raise InputError(f"{path}: {fault}", next_step=step)
+        raise InputError(f"{path}: {fault}", next_step="give the path of a recipe's file, or hf:OWNER/NAME")
     require_size(path, YAML_LIMIT)
     value, repeated, broken = None, dict[str, int](), None
     try:
