@@ -142,7 +142,7 @@ def test_the_same_server_passes_when_it_is_mended(broken: Broken) -> None:
 
 
 def test_the_documentation_lists_every_sabotage() -> None:
-    text = (PROJECT / "docs/smoke.md").read_text()
+    text = (PROJECT / "benchmarks/notes/smoke.md").read_text()
     row = r"^\| `([\w-]+)` \|.*\| (`[^|]*`) \| (`[^|]*) \|$"
     rows = re.findall(row, text.partition("## What was broken")[2], re.M)
     told = {name: tuple(tuple(re.findall(r"`([\w-]+)`", cell)) for cell in cells) for name, *cells in rows}

@@ -43,12 +43,13 @@ def test_a_plan_of_a_model_without_a_lock(copy: CheckoutHere) -> None:
 
 
 def test_a_million_tokens(copy: CheckoutHere) -> None:
-    """The table of docs/memory.md: concurrency from the pool of the whole model, in bytes."""
+    """The table of benchmarks/notes/memory.md: concurrency from the pool of the whole model, in bytes."""
     long = ("--recipe", "qwen3.5-122b-1m")
     plan = json.loads(copy.done("plan", *long, "--json"))
     assert plan["fits"] and any("1,048,576" in note for note in plan["notes"])
     assert not any("not counted" in note for note in plan["notes"])
-    text = (PROJECT / "docs/memory.md").read_text().partition("## A million tokens")[2].partition("\n## ")[0]
+    notes = (PROJECT / "benchmarks/notes/memory.md").read_text()
+    text = notes.partition("## A million tokens")[2].partition("\n## ")[0]
     rows = {row[1].split(",")[0].strip(): row for line in text.splitlines() if len(row := line.split("|")) == 8}
     for one in plan["capacities"]:
         row, cache = rows.get(one["cache"]["cache_dtype"]), one["cache"]

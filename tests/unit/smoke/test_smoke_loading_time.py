@@ -17,7 +17,7 @@ from sparkpin.smoke.startup import weights_seconds
 )
 def test_the_tables_of_the_docs_are_what_was_kept(file: str, head: str) -> None:
     kept = json.loads((PROJECT / "benchmarks/loaders/data" / file).read_text())
-    rows = [[float(cell.strip("*")) for cell in cells] for _, *cells in table("docs/memory.md", head)]
+    rows = [[float(cell.strip("*")) for cell in cells] for _, *cells in table("benchmarks/notes/memory.md", head)]
     wanted = []
     for start in kept["starts"]:
         weights, first = start["weights_s"], start["first_token_s"]
