@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Annotated
 from sparkpin.build.record import RenderedImage
 from sparkpin.build.render import render_chain
 from sparkpin.cli.tasks import task
-from sparkpin.core.errors import InputError
+from sparkpin.core.errors import HostError, InputError
 from sparkpin.core.paths import project_folder
 from sparkpin.core.terminal import show
 from sparkpin.pins import manifests
@@ -26,6 +27,7 @@ REAL = ["--maxprocesses", "4", "tests/engine", "tests/e2e", "tests/adversary"]  
 # secrets. Inside wheels and Debian packages nothing is searched.
 PARTS = ("pins", "recipes", "stages", "dockerfiles", "mods", "src/sparkpin/build/rootfs.sh")
 CONFIG = ".hadolint.yaml"
+ELSEWHERE = re.compile(r"""<(?:script|link|img)\b[^>]*\b(?:src|href)=["']?https?:""")
 HADOLINT = Path(sys.executable).with_name("hadolint")
 
 
@@ -44,7 +46,10 @@ def test(
 
 @task("for developers")
 def check() -> int:
-    """Run ruff, mypy, shellcheck and hadolint."""
+    """Run ruff, mypy, shellcheck, hadolint, the prose rules, and build the documents' site.
+
+    invoke check
+    """
     project = project_folder()
     scripts = [path for top in ("src", "mods") for path in sorted((project / top).rglob("*.sh"))]
     commands: list[list[str | Path]] = [
@@ -53,12 +58,34 @@ def check() -> int:
         [*PYTHON, "mypy"],
         [Path(sys.executable).with_name("shellcheck"), "install.sh", ".ci/run", *scripts],
     ]
-    return max(*run_all(commands), lint(project))
+    return max(*run_all(commands), lint(project), prose(project), site(project))
 
 
 def run_all(commands: Sequence[Sequence[str | Path]]) -> list[int]:
     """Run each in the project, though one before it failed; returns the exit codes."""
     return [subprocess.run(command, cwd=project_folder()).returncode for command in commands]
+
+
+def prose(project: Path) -> int:
+    """Words that .ci/prose.yaml advises against, in documents and in what sparkpin prints."""
+    return subprocess.run([sys.executable, ".ci/prose.py"], cwd=project).returncode
+
+
+def site(project: Path) -> int:
+    """Build the documents' site, where a link or an anchor that leads nowhere is an error."""
+    mkdocs = Path(sys.executable).with_name("mkdocs")
+    if not mkdocs.exists():
+        step = f"{mkdocs.with_name('uv')} pip install --require-hashes -r .ci/docs.lock, then invoke check"
+        raise HostError("mkdocs is not installed, which builds the documents' site", next_step=step)
+    with tempfile.TemporaryDirectory() as folder:
+        argv: list[str | Path] = [mkdocs, "build", "--config-file", ".ci/mkdocs.yml", "--site-dir", folder]
+        env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # an advertisement
+        done = subprocess.run(argv, cwd=project, capture_output=True, text=True, env=env)
+        pages = [path for path in Path(folder).rglob("*.html") if ELSEWHERE.search(path.read_text(encoding="utf-8"))]
+        lines = [line for line in done.stderr.splitlines() if not line.startswith("INFO")]
+        lines += [f"{path.relative_to(folder)}: a script, style or font from elsewhere" for path in pages]
+        show("\n".join(lines) or "the documents' site was built")
+    return int(bool(done.returncode or pages))
 
 
 def rendered(project: Path) -> dict[str, RenderedImage]:

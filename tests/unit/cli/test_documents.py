@@ -1,5 +1,7 @@
-"""The README and docs/: the tasks take every command that stands there, and every link leads somewhere."""
+"""The README and docs/: the tasks take every command that stands there, every link leads somewhere, and what is made
+from the code is what .ci/pages.py makes."""
 
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -8,9 +10,10 @@ import pytest
 from checkout import PROJECT
 
 from sparkpin.cli.line import TaskParser, find_task
+from sparkpin.recipes import check
 
-README = PROJECT / "README.md"
-PAGES = [README, *sorted(PROJECT.glob("docs/*.md")), PROJECT / "CONTRIBUTING.md", PROJECT / "SECURITY.md"]
+PAGES = [*sorted(PROJECT.glob("*.md")), *sorted(PROJECT.glob("docs/**/*.md"))]
+NOTES = sorted(PROJECT.glob("benchmarks/**/*.md"))
 COMMAND = re.compile(r"^ {4,}(?:\.venv/bin/)?invoke (?P<words>.+)$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:|mailto:)(?P<path>[^)#]*)(?:#(?P<part>[^)]*))?\)")
 
@@ -37,7 +40,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *NOTES], ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for match in LINK.finditer(page.read_text(encoding="utf-8")):
         to = page.parent / match["path"] if match["path"] else page
@@ -54,23 +57,21 @@ def test_files_that_are_named_are_there(page: Path) -> None:
 def test_every_document_is_in_the_list() -> None:
     listed = {match["path"] for match in LINK.finditer((PROJECT / "docs/README.md").read_text(encoding="utf-8"))}
     assert listed >= {page.name for page in PROJECT.glob("docs/*.md")} - {"README.md"}
+    site = (PROJECT / ".ci/mkdocs.yml").read_text(encoding="utf-8")
+    assert not [page for page in PROJECT.glob("docs/**/*.md") if f": {page.relative_to(PROJECT)}\n" not in site]
 
 
-def long_sentences(text: str) -> list[str]:
-    """Those of more than 30 words; code and tables are none."""
-    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-    prose = "\n".join(
-        one for one in text.splitlines() if not one.lstrip().startswith("|") and not one.startswith("    ")
-    )
-    parts = re.split(r"(?<=[.!?:;])\s+|\n\n|\n\s*(?:-|\d+\.) ", prose)
-    return [part for part in parts if len([word for word in part.split() if re.search(r"\w", word)]) > 30]
+def test_generated_pages_are_current() -> None:
+    spec = importlib.util.spec_from_file_location("pages", PROJECT / ".ci/pages.py")
+    assert spec and spec.loader
+    pages = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pages)
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    stale = [page.name for page, text in texts.items() if pages.filled(text) != text]
+    assert not stale, "run .venv/bin/python .ci/pages.py"
+    assert len([text for text in texts.values() if pages.PART.search(text)]) >= 5
 
 
-def test_sentences_are_short() -> None:
-    pages = [*PAGES, *PROJECT.glob("mods/**/README.md"), *PROJECT.glob("benchmarks/**/README.md")]
-    assert [sentence for page in pages for sentence in long_sentences(page.read_text(encoding="utf-8"))] == []
-    assert len(long_sentences(f"Short. {'word ' * 31}end. | Short")) == 1
-
-
-def test_the_readme_is_short() -> None:
-    assert len(README.read_text(encoding="utf-8").splitlines()) <= 110
+@pytest.mark.parametrize("recipe", sorted(PROJECT.glob("docs/examples/*.yaml")), ids=lambda path: path.stem)
+def test_the_annotated_recipes_pass(recipe: Path) -> None:
+    assert check.check(PROJECT, str(recipe), None).errors == []
