@@ -214,7 +214,7 @@ def sources_of(reader: GGUFReader, config: Mapping[str, Any], metadata: Metadata
     expected, there = tensors_of(config), {tensor.name: tensor for tensor in reader.tensors}
     for odd in sorted(there.keys() ^ expected.keys()):
         cause = odd if odd in there else f"no {odd}"
-        raise metadata.wrong("tensors", cause, f"the {len(expected)} of a Llama whose embedding is its head, too")
+        raise metadata.wrong("tensors", cause, f"the {len(expected)} of a Llama whose embedding is also its head")
     for original, (name, shape) in expected.items():
         tensor = there[original]
         if tensor.tensor_type.name not in QUANTISATIONS:

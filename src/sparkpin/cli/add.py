@@ -23,7 +23,7 @@ def add(
     name: Annotated[str, "of the new recipe (default: the model's, or the file's)"] = "",
     model: Annotated[str, "of the Hub, where a file serves a folder", "OWNER/NAME"] = "",
     drafter: Annotated[str | None, "second model that drafts for it", "hf:OWNER/NAME[@REV]"] = None,
-    nodes: Annotated[int | None, "machines that serve it together (default: one, or as the file says)", "COUNT"] = None,
+    nodes: Annotated[int | None, "machines that serve it together (default: the file's, or one)", "COUNT"] = None,
     stack: Annotated[str | None, "stack of pins/stacks/ (default: spark, or the file's container's)"] = None,
     stage: Annotated[str | None, "stage of stages/ (default: base)"] = None,
     no_lock: Annotated[bool, "ask no Hub: parsers by name alone, vLLM's own sizes; `invoke up` locks"] = False,

@@ -110,7 +110,7 @@ def import_(
     tag: Annotated[str | None, "release of the machine behind ssh://"] = None,
     *,
     require_signature: Annotated[bool, "file, ssh: refuse what nobody signed whom allowed_signers names"] = False,
-    unsigned: Annotated[bool, "registry: take what nobody signed whom allowed_signers names, too"] = False,
+    unsigned: Annotated[bool, "registry: accept a release without a trusted signature"] = False,
     ca: Authority = "",
 ) -> None:
     """Verify a release that was exported, then take it in.

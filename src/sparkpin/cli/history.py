@@ -58,7 +58,7 @@ def reproduce(
     release = Releases(paths).get(tag)
     if not trust and is_from_elsewhere(paths, release):
         cause = f"{release.tag} came from another machine: building it runs, as root, what its bundle says"
-        step = f"`invoke verify {release.tag}` says who signed it; then the same command with --trust"
+        step = f"`invoke verify {release.tag}` prints who signed it; then the same command with --trust"
         raise InputError(cause, next_step=step)
     if keep:
         reproducing.restore(paths, release)

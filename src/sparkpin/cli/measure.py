@@ -35,7 +35,7 @@ ROUNDS = 4
 @task("measure")
 def bench(
     paths: Paths,
-    tag: Annotated[str | None, "release to measure (default: the recipe's that is served, else its current)"] = None,
+    tag: Annotated[str | None, "release to measure (default: the recipe's served one, otherwise its current)"] = None,
     *,
     recipe: KnownRecipe = None,
     compare: Annotated[str, "measure TAG_A and TAG in turns", "TAG_A"] = "",

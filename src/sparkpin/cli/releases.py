@@ -30,7 +30,7 @@ def images(paths: Paths, *, json: Json = False) -> None:
     else:
         show("no release yet; next: invoke up")
     for fault in found.faults[1:]:
-        say(f"damaged, too: {fault}")
+        say(f"also damaged: {fault}")
     if found.faults:
         raise found.faults[0]
 

@@ -48,7 +48,7 @@ class HostError(SparkpinError):
 
 
 class ManifestError(SparkpinError):
-    """A pin, lock, stage, recipe or model file says something that cannot be right. Exit code 4.
+    """A pin, lock, stage, recipe or model file contains something that cannot be right. Exit code 4.
 
     known: the keys that may stand where one stands that may not; empty for any other mistake. fault: without the place.
     """
@@ -146,13 +146,13 @@ class QualityError(SparkpinError):
 
 
 class CorruptionError(SparkpinError):
-    """A server says something else of the same session, depending on how it came to it. Exit code 17."""
+    """A server answers the same session differently, depending on caching, concurrency or drafts. Exit code 17."""
 
     exit_code = 17
 
 
 class UntoldError(SparkpinError):
-    """What was asked for cannot be told of this server or model. Exit code 18."""
+    """The result is inconclusive for this server or model. Exit code 18."""
 
     exit_code = 18
 

@@ -28,7 +28,7 @@ REFUSALS = {  # class of huggingface_hub.errors -> cause, next step
     "RepositoryNotFoundError": ("no such repository, or a private one", "check its name, as in a pin, and HF_TOKEN"),
     "RevisionNotFoundError": (
         "no such revision",
-        "choose a commit of its history, in a pin of pins/models/, too",
+        "choose a commit of its history, also in a pin of pins/models/",
     ),
     "RemoteEntryNotFoundError": ("no such file", "invoke lock for this model"),
     "OfflineModeIsEnabled": ("HF_HUB_OFFLINE forbids it", "unset HF_HUB_OFFLINE"),

@@ -88,7 +88,7 @@ def wanted_of(pin: ModelPin, lock: ModelLock, only: Collection[str] | None) -> d
     names = [name for name in pin.repositories if only is None or name in only]
     if absent := sorted(set(names) - lock.repositories.keys()):
         file, step = f"pins/models/{pin.name}.lock", f"invoke lock --model {pin.name}"
-        raise ManifestError(file, "repositories", sorted(lock.repositories), f"{absent}, too", next_step=step)
+        raise ManifestError(file, "repositories", sorted(lock.repositories), f"also {absent}", next_step=step)
     return {name: lock.repositories[name] for name in names}
 
 
@@ -130,7 +130,7 @@ class Fetching:
     @property
     def advice(self) -> str:
         """What to do about wrong bytes."""
-        return f"{FETCH}; if that fails, too, the Hub has another file: invoke lock --model {self.pin.name}"
+        return f"{FETCH}; if that also fails, the Hub has another file: invoke lock --model {self.pin.name}"
 
     def source(self, name: str, revision: str) -> Source:
         """Where a repository's bytes are: a folder, or the Hub. A model that is made here is made now."""

@@ -234,7 +234,7 @@ def unified(kinds: Sequence[Layers]) -> Iterator[Layers]:
         if one.copies or page % one.page == 0:
             yield replace(one, page=page, block_size=one.block_size * (1 if one.copies else page // one.page))
         elif one.part.record or not one.part.value:
-            raise UnknownCacheError(f"no rule for pages of {one.part.name} beside larger ones")
+            raise UnknownCacheError(f"no rule for pages of {one.part.name} next to larger ones")
         else:
             yield replace(one, page=page)
 

@@ -158,7 +158,7 @@ def machine_for(stack: schema.Stack, memory: str = "", free: str = "") -> Machin
     if not free:
         return made
     if (size := parse_size("free", free)) > made.total:
-        raise InputError(f"--free: got {free}, expected at most {gib(made.total)}", next_step="give --memory, too")
+        raise InputError(f"--free: got {free}, expected at most {gib(made.total)}", next_step="also give --memory")
     return replace(made, free=size)
 
 

@@ -73,7 +73,7 @@ def add(paths: Paths, wanted: Wanted) -> Iterator[Adding]:
     if wanted.nodes is not None and wanted.nodes < 1:
         raise InputError(f"--nodes: got {wanted.nodes}, expected 1 or more", next_step="--nodes 2")
     if not is_model and not Path(wanted.what).exists() and (meant := PAGE.fullmatch(wanted.what)):
-        raise InputError(f"{wanted.what}: no such file", next_step=f"of the Hub it is {PREFIX}{meant[1]}; else a file")
+        raise InputError(f"{wanted.what}: no such file", next_step=f"{PREFIX}{meant[1]} for one of the Hub, or a file")
     repo, revision = read_hub(wanted.what) if is_model else (wanted.model, "")
     second, second_revision = read_hub(wanted.drafter) if wanted.drafter else (None, "")
     read = line_of(repo) if is_model else foreign.load(Path(wanted.what))

@@ -178,7 +178,7 @@ def file_or_name(project: Path, what: str, stack: str | None = None) -> tuple[Pa
     own = named if path.name == what and named.is_file() else path
     if not own.is_file():
         guess = did_you_mean(path.name.removesuffix(".yaml"), [file.stem for file in folder.glob("*.yaml")], most=3)
-        step = f"{guess}`invoke recipe list` has the names; else give a file or a folder"
+        step = f"{guess}`invoke recipe list` has the names; otherwise give a file or a folder"
         raise InputError(f"no recipe {what!r}", next_step=step)
     is_own = own.resolve().parent == folder.resolve()
     if is_own and stack is not None:

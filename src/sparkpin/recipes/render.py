@@ -129,7 +129,7 @@ def served_model(recipe: CommunityRecipe, argv: Sequence[str]) -> str:
     said = {f"{flag} {value}": value for flag in flags if (value := flag_value(argv, flag))}
     if {*said.values()} - {*TEXT} or (not said and POOLING.search(model)):
         expected = "a model that writes text: nothing here checks /v1/embeddings or /rerank, so no release could pass"
-        step = "serve it with its own runner, on another port, beside a model of sparkpin's"
+        step = "serve it with its own runner, on another port, next to a model of sparkpin's"
         raise ManifestError(recipe.path, "command", " ".join(said) or model, expected, next_step=step)
     return model
 

@@ -284,7 +284,7 @@ def of_draft(served: PlannedServer) -> Iterator[RecipeFinding]:
 
 def of_cache(served: PlannedServer) -> Iterator[RecipeFinding]:
     if text := lacks_mod(served.value(CACHE_TYPE), served.chain):
-        yield warning(text, f"stage {STAGE} has it; else leave the flag out")
+        yield warning(text, f"stage {STAGE} has it; otherwise leave the flag out")
 
 
 def of_family(served: PlannedServer) -> Iterator[RecipeFinding]:

@@ -208,7 +208,7 @@ def report(death: Death) -> list[str]:
         found.append(f"first error: {error}")
     if known := cause(death):
         remedy = known.remedy.format(recipe=death.recipe, tag=death.tag)
-        found += [f"that means: {known.meaning}", f"to mend it: {remedy}"]
+        found += [f"that means: {known.meaning}", f"what to do: {remedy}"]
     if death.health:
         found.append(f"last health check: {death.health}")
     found += death.machine

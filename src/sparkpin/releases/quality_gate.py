@@ -45,7 +45,7 @@ def check(paths: Paths, release: Release, *, accepted: str) -> Promotable:
     if record is None:
         if stage is None or stage.parent is None:
             return Promotable()
-        why = f"nobody has measured what it lost against {stage.parent} (invoke quality {release.tag})"
+        why = f"its quality loss against {stage.parent} was not measured (invoke quality {release.tag})"
         return Promotable((f"no quality record: {why}",))
     lines = judged(paths, release, record)
     more = [line for line in lines if line.kept == "more"]

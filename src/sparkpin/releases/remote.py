@@ -104,5 +104,5 @@ def rsync(url: str, *words: str) -> None:
             cause = " ".join(errors.read().decode(errors="replace").split())[-600:] or "rsync failed"
             if "No space left" in cause:
                 raise DiskError(f"{host}: {cause}", next_step="free space, then the same command again")
-            step = "the same command again, which goes on where it was; rsync has to be installed there, too"
+            step = "the same command again, which continues where it was; rsync must be installed there as well"
             raise NetworkError(f"{host}: {cause}", next_step=step)

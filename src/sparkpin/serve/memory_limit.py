@@ -125,7 +125,7 @@ def require_room(room: Room, release: Release, free: int | None = None, freed: i
     fitting = "; ".join(room.plan.hints)
     raise HostError(
         f"{where}{release.tag} needs {gib(room.plan.needed)}, and {gib(free)} are free{more}",
-        next_step=f"end what else takes memory{f', or: {fitting}' if fitting else ''} (invoke plan says more)",
+        next_step=f"end what else takes memory{f', or: {fitting}' if fitting else ''} (invoke plan has the details)",
     )
 
 

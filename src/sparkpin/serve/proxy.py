@@ -148,7 +148,7 @@ def bring(engine: Engine, order: ProxyOrder, drain: float = 0) -> Container:
     elif not is_running(proxy) or has_other_files(proxy, order.files):
         running.put(proxy, FOLDER, order.files, secret={CONFIG, PEM})
         if is_running(proxy):
-            say("the proxy takes its new settings; requests under way go on")
+            say("the proxy takes its new settings; requests under way continue")
             with engine_errors():
                 proxy.kill(signal="SIGUSR2")
     if not is_running(proxy):

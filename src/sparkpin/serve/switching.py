@@ -88,7 +88,7 @@ class Switch:
                 say(f"warning: nothing answers: {error.message}")
             raise
         if not ready:
-            raise Detached(f"{self.name} goes on starting {order.release.tag}")
+            raise Detached(f"{self.name} continues to start {order.release.tag}")
         self.note(lambda record: record.model_copy(update={"former": None}))
         return self.look(parts[0])
 

@@ -56,7 +56,7 @@ def demands_of(project: Path, stack: Stack, chain: Sequence[Stage], model: Model
     file = f"pins/models/{model.name}.yaml"
     require_known(pinned.drop_checks, file, "smoke.drop_checks")
     if "mods" in pinned.drop_checks:
-        raise ManifestError(file, "smoke.drop_checks", "mods", "others: it says whether a mod is at work")
+        raise ManifestError(file, "smoke.drop_checks", "mods", "others: it shows whether a mod is active")
     checks = tuple(name for name in checks_of(chain[-1]) if name not in pinned.drop_checks)
     drafts = model.drafter.drafts if model.drafter else None
     groups = {mod: entry_points(project, mod) for mod in (*stack.mods, *(mod for stage in chain for mod in stage.mods))}

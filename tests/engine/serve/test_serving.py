@@ -135,7 +135,7 @@ def test_what_passes_its_memory_limit_is_ended_and_says_so(site: FakeSite, monke
         site.start(greedy, port=site.port)
     text = str(caught.value)
     assert "exited with 137" in text and "the kernel killed 1 of its processes for want of memory" in text
-    assert "that means: it passed its memory limit" in text and "to mend it: invoke plan --recipe fake" in text
+    assert "that means: it passed its memory limit" in text and "what to do: invoke plan --recipe fake" in text
     assert "the server's limit is 268.4 MB" in text
 
 
@@ -190,7 +190,7 @@ def test_ctrl_c_leaves_the_server_to_start(site: FakeSite, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     monkeypatch.setattr(switching, name, interrupted)
-    with pytest.raises(switching.Detached, match=f"goes on starting {site.release.tag}"):
+    with pytest.raises(switching.Detached, match=f"start.* {site.release.tag}"):
         site.start(port=site.port)
     container = services.find(site.engine, services.name_of(site.paths, "fake"))
     assert container is not None and container.attrs["HostConfig"]["RestartPolicy"]["Name"] == "on-failure"

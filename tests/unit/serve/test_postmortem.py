@@ -89,7 +89,7 @@ def test_causes_are_read_for_a_death_alone() -> None:
 def test_the_last_lines_are_shown_where_no_cause_is_known() -> None:
     """Else they say the same once more."""
     known, unknown = report(dead(INIT)), report(dead("words of a program\nmore\n" + END))
-    assert known[-1].startswith("to mend it") and "Engine core init" not in "\n".join(known)
+    assert known[-1].startswith("what to do") and "Engine core init" not in "\n".join(known)
     assert any("words of a program" in line for line in unknown)
 
 

@@ -93,4 +93,6 @@ def show_comparison(made: Comparison) -> None:
     terminal.show(f"order: {made.order}; each turn had a server of its own")
     terminal.show("B / A: geometric mean of paired ratios, one a round; 95 %: an interval for it, of their logarithms")
     if made.failed:
-        terminal.show(f"note: {terminal.count(made.failed, 'request')} FAILED: those beside them had the server alone")
+        terminal.show(
+            f"note: {terminal.count(made.failed, 'request')} FAILED: others had more of the server"
+        )
