@@ -172,7 +172,11 @@ def lock(
     model: Annotated[str | None, "lock this model only"] = None,
     digests: Annotated[bool, "resolve nothing: build what the locks give, write its digests to pins/digests"] = False,
 ) -> None:
-    """Resolve the pins and write their locks (network)."""
+    """Resolve the pins and write their locks (network).
+
+    invoke lock --stack cpu
+    invoke lock --model qwen3.5-122b-a10b
+    """
     from sparkpin.fetch import lock_model  # slow to import, both
     from sparkpin.fetch.stack import lock_stack
 

@@ -37,7 +37,10 @@ def test(
     fast: Annotated[bool, "only the unit tests: no engine, no images"] = False,
     all: Annotated[bool, "every test, the slow ones too"] = False,
 ) -> int:
-    """Run the tests; the slow ones only with --all."""
+    """Run the tests; the slow ones only with --all.
+
+    invoke test --fast
+    """
     if fast and all:
         raise InputError("--fast and --all exclude each other", next_step="invoke test --all runs every test")
     parts = [["tests/unit", "mods/guard/tests"], *([] if fast else [[*REAL, *([] if all else ["-m", "not slow"])]])]
@@ -46,7 +49,7 @@ def test(
 
 @task("for developers")
 def check() -> int:
-    """Run ruff, mypy, shellcheck, hadolint, the prose rules, and build the documents' site.
+    """Check the code, scripts, Dockerfiles, prose and documents.
 
     invoke check
     """

@@ -52,7 +52,10 @@ def verify(
     sign: Annotated[bool, "make SBOM, statement and, with a key, signature again first"] = False,
     require_signature: Annotated[bool, "fail unless somebody whom allowed_signers names has signed it"] = False,
 ) -> None:
-    """Check a release or a bundle, and sign a release."""
+    """Check a release or a bundle, and sign a release.
+
+    invoke verify v2 --require-signature
+    """
     from sparkpin.distribute import verify as verifying  # slow to import, and no other task needs it
     from sparkpin.distribute.bundle import open_bundle
 

@@ -41,7 +41,10 @@ def diff(
 def why(
     paths: Paths, tag: Annotated[str, "release"], path: Annotated[str, "in its image"], *, json: Json = False
 ) -> None:
-    """Print which lock entry, stage and layer a file comes from."""
+    """Print which lock entry, stage and layer a file comes from.
+
+    invoke why v2 /opt/vllm/bin/vllm
+    """
     origin = find_origin(paths, tag, path)
     show_json(asdict(origin)) if json else show("\n".join(origin_lines(origin)))
 
@@ -54,7 +57,10 @@ def reproduce(
     keep: Annotated[bool, "in this machine's engine: its images, and its checkpoint, stay"] = False,
     trust: Annotated[bool, "also build an imported release: its steps run as root"] = False,
 ) -> None:
-    """Build a release again from its record, and compare."""
+    """Build a release again from its record, and compare.
+
+    invoke reproduce v2 --keep
+    """
     release = Releases(paths).get(tag)
     if not trust and is_from_elsewhere(paths, release):
         cause = f"{release.tag} came from another machine: building it runs, as root, what its bundle says"
@@ -87,7 +93,10 @@ def report(
     recipe: Annotated[str | None, "releases of this recipe only (default: every recipe's)"] = None,
     markdown: Annotated[bool, "print a table for a forum post instead"] = False,
 ) -> None:
-    """Write the releases with their evidence as one HTML page."""
+    """Write the releases with their evidence as one HTML page.
+
+    invoke report --markdown
+    """
     from sparkpin.report import page  # slow to import, both
     from sparkpin.report.gather import gather
 

@@ -35,7 +35,10 @@ def doctor(
     recipe: Annotated[str | None, "check what this recipe's stack needs, and whether a server of it can run"] = None,
     json: Json = False,
 ) -> None:
-    """Check this machine, and print how to fix what is missing."""
+    """Check this machine, and print how to fix what is missing.
+
+    invoke doctor --recipe qwen3.5-122b
+    """
     here, gpus, engine = machine.read_host(), machine.read_gpus(), None
     if recipe and stack:
         raise InputError(f"--recipe {recipe} names its stack itself", next_step="leave --stack out")

@@ -134,7 +134,10 @@ def quality(
     quick: Annotated[bool, "two texts of each kind, fewer questions: says less, and sooner"] = False,
     json: Json = False,
 ) -> None:
-    """Compare the quality of a release with its parent stage's."""
+    """Compare the quality of a release with its parent stage's.
+
+    invoke quality v2-tq --quick
+    """
     pair = chosen(paths, recipe, tag, against)
     for known in (pair.reference, pair.release):
         require_consistent(paths, known)

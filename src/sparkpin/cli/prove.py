@@ -46,7 +46,10 @@ def prove(
     key_env: Annotated[str, "environment variable that holds the API key of a URL (default: none)", "NAME"] = "",
     json: Json = False,
 ) -> None:
-    """Check that caching, concurrency and drafts change no answer."""
+    """Check that caching, concurrency and drafts change no answer.
+
+    invoke prove http://127.0.0.1:8000/v1
+    """
     with contextlib.ExitStack() as standing:
         if what and "://" in what:
             name, folder = what, paths.home / FOLDER / folder_of(what)

@@ -38,7 +38,10 @@ Stage = Annotated[str | None, "stage of stages/ (default: the recipe's, or base)
 
 @task("inputs")
 def recipe_list(paths: Paths) -> None:
-    """List the recipes of recipes/."""
+    """List the recipes of recipes/.
+
+    invoke recipe list
+    """
     rows = []
     for name in names_of(paths):
         try:
@@ -167,7 +170,10 @@ def recipe_export(
     format: Annotated[export.Format, "v1 for spark-vllm-docker (default), v2 for sparkrun"] = "v1",
     output: Annotated[str, "file to write (default: print it)", "FILE"] = "",
 ) -> None:
-    """Write a recipe for spark-vllm-docker or sparkrun."""
+    """Write a recipe for spark-vllm-docker or sparkrun.
+
+    invoke recipe export qwen3.5-122b --format v2 --output mine.yaml
+    """
     target = files.output_file("--output", output) if output else None
     last = pair(paths.project, name, stage=stage)[-1]
     base = last.model_lock.repositories[last.model.base]

@@ -21,7 +21,10 @@ from sparkpin.serve.served import name_of, recorded, running_release
 
 @task("releases")
 def images(paths: Paths, *, json: Json = False) -> None:
-    """List the releases with their images."""
+    """List the releases with their images.
+
+    invoke images
+    """
     found = current.list_images(paths, engine_of(paths))
     if json:
         show_json(found.rows)
@@ -149,7 +152,10 @@ def keep(
     note: Annotated[str, "why, in one line"] = "",
     remove: Annotated[bool, "stop keeping it: `prune` may remove it again"] = False,
 ) -> None:
-    """Protect a release from `prune`."""
+    """Protect a release from `prune`.
+
+    invoke keep v2 --note "the customer's"
+    """
     records = Releases(paths)
     if remove and note:
         raise InputError("--note goes with what is kept, not with --remove", next_step=f"invoke keep {tag} --remove")
@@ -207,7 +213,10 @@ def prune(
     dry_run: DryRun = False,
     store: Annotated[bool, "also remove fetched files that no lock and no remaining release needs"] = False,
 ) -> None:
-    """Remove old releases, and what only they needed."""
+    """Remove old releases, and what only they needed.
+
+    invoke prune --keep 3 --dry-run
+    """
     from sparkpin.prune import plan as pruning  # slow to import, both
     from sparkpin.smoke.server import clear_leftovers
 

@@ -91,7 +91,10 @@ def warn_unguarded(release: Release) -> None:
 def stop(
     paths: Paths, *, recipe: Annotated[str | None, "recipe whose server to stop (default: all servers)"] = None
 ) -> None:
-    """Stop what `serve` started."""
+    """Stop what `serve` started.
+
+    invoke stop --recipe smollm2
+    """
     engine = engine_of(paths)
     urls = {url for one in served.recorded(paths.home, recipe).values() for url in one.urls}
     with cluster.reached(sorted(urls)) as (machines, _):

@@ -30,5 +30,8 @@ def logs(
     lines: Annotated[int, "how many of the last lines (default: 100; 0: new ones alone)", "COUNT"] = 100,
     follow: Annotated[bool, "keep printing new lines, until Ctrl-C"] = False,
 ) -> None:
-    """Print a server's log, without health checks."""
+    """Print a server's log, without health checks.
+
+    invoke logs -f -n 50
+    """
     server_logs.logs(paths, engine_of(paths), recipe, lines=lines, follow=follow)

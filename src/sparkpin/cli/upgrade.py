@@ -44,7 +44,10 @@ def bump(
     apply: Annotated[bool, "where the verdict is `promote`: promote it, and write the lock"] = False,
     hold: Annotated[int, "days that a wheel must have been offered for (default: 7; 0: take all)", "DAYS"] = 7,
 ) -> None:
-    """Try newer versions against the current release, on the side."""
+    """Try newer versions against the current release, on the side.
+
+    invoke bump --what vllm --apply
+    """
     if not 0 <= hold <= LONGEST:
         raise InputError(f"--hold: got {hold}, expected 0 to {LONGEST} (days)", next_step="--hold 7")
     current = current_of(paths, recipe or default_recipe(paths.project))
@@ -73,7 +76,10 @@ def bisect(
     check: Annotated[str, "shell command (docs/bisect.md): 0 is good, 124 and 125 inconclusive, any other code bad"],
     serve: Annotated[bool, "start a server for each trial: its address is SPARKPIN_ENDPOINT"] = False,
 ) -> None:
-    """Find the change between two releases that makes a check fail."""
+    """Find the change between two releases that makes a check fail.
+
+    invoke bisect --good A --bad B --check ./check.sh --serve
+    """
     plan, asked = make_plan(paths, good, bad), Check(check, serve)
     show(f"- good {plan.good.tag}\n+ bad  {plan.bad.tag}")
     show_changes(plan, plan.changes)

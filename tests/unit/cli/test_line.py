@@ -109,7 +109,7 @@ def test_every_task_is_found_as_text_and_has_help_with_each_of_its_options(
     for name, head in heads().items():
         code, out, err = typed(f"{name} --help", capsys)
         assert (code, err) == (0, "") and out.startswith(f"usage: sparkpin {name}") and head.summary in out
-        assert max(map(len, out.splitlines())) <= 80
+        assert max(map(len, out.splitlines())) <= 80 and f"sparkpin {name}" in out.partition("examples:")[2]
         assert all(one.help for one in TaskParser("sparkpin", name).arguments), f"{name}: each with what it means"
         assert (head.body.__module__, inspect.getdoc(head.body).partition("\n")[0]) == (head.module, head.summary)
     marked = sum(file.read_text().count("\n@task(") for file in (PROJECT / "src/sparkpin/cli").rglob("*.py"))
