@@ -53,7 +53,7 @@ def release(number: int, state: str = "built", **changes: Any) -> Release:
 def keep_bytes(paths: Paths, data: bytes) -> str:
     """Bytes that a release was made from, kept as a build keeps them; their SHA-256."""
     sha256 = hashlib.sha256(data).hexdigest()
-    path = KeptInputs.of(paths).kept.path(sha256)
+    path = KeptInputs.of(paths).store.path(sha256)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     return sha256

@@ -68,10 +68,10 @@ def uv_file() -> ContextFile:
 
 def require_own_uv(image: RenderedImage, machine: str) -> None:
     """HostError where the engine's machine (its platform) is none for this machine's uv, which the steps run."""
-    own = this_platform()
-    if machine != own and any(file.path == UV and isinstance(file.source, Path) for file in image.context):
-        cause = f"{image.ref}: its steps run uv, which is here for {own}, and the engine's machine is {machine}"
-        step = f"the same command on that machine, or with an engine on {own} (DOCKER_HOST, docker context)"
+    here = this_platform()
+    if machine != here and any(file.path == UV and isinstance(file.source, Path) for file in image.context):
+        cause = f"{image.ref}: its steps run uv, which is here for {here}, and the engine's machine is {machine}"
+        step = f"the same command on that machine, or with an engine on {here} (DOCKER_HOST, docker context)"
         raise HostError(cause, next_step=step)
 
 
@@ -117,7 +117,7 @@ def put(folder: Path, inputs: KeptInputs, file: ContextFile) -> BuildInput:
         cause = f"{source}: got sha256={sha256}, expected {file.sha256}, as it was read before"
         raise IntegrityError(cause, next_step="it changed in between: the same command again")
     if not isinstance(source, LockedFile):
-        inputs.keep(target, sha256, size)
+        inputs.add(target, sha256, size)
     return row(replace(file, path=target.relative_to(folder).as_posix(), sha256=sha256, size=size))
 
 

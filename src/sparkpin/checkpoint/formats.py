@@ -112,8 +112,8 @@ def modules_of(found: Mapping[str, TensorPlace]) -> dict[str, Module]:
 
 def taken_names(modules: Mapping[str, Module], rules: Rules, repository: str) -> set[str]:
     """The names of the tensors that rules take from a repository, if it has them."""
-    taken = [module for module in modules if (rule := rules.rule(module)) and rule.source == repository]
-    return {f"{module}.{part}" for module in taken for part in (WEIGHT, SCALE)}
+    donated = [module for module in modules if (rule := rules.rule(module)) and rule.source == repository]
+    return {f"{module}.{part}" for module in donated for part in (WEIGHT, SCALE)}
 
 
 def apply_formats(draft: Draft, modules: Mapping[str, Module], rules: Rules) -> None:

@@ -139,11 +139,13 @@ def convert(path: Path, folder: Path) -> None:
     reader, metadata = read(path)
     config = config_of(metadata)
     sources = list(sources_of(reader, config, metadata))
-    with atomic_folder(folder) as made:
-        write_json(made / "config.json", config)
-        write_json(made / "generation_config.json", {key: config[key] for key in config if key.endswith("_token_id")})
-        write_tokenizer(made, metadata, vocabulary=config["vocab_size"], context=config["max_position_embeddings"])
-        write_file(made / SAFETENSORS, sources, {"format": "pt"})
+    with atomic_folder(folder) as partial:
+        write_json(partial / "config.json", config)
+        write_json(
+            partial / "generation_config.json", {key: config[key] for key in config if key.endswith("_token_id")}
+        )
+        write_tokenizer(partial, metadata, vocabulary=config["vocab_size"], context=config["max_position_embeddings"])
+        write_file(partial / SAFETENSORS, sources, {"format": "pt"})
 
 
 def write_tokenizer(folder: Path, metadata: Metadata, *, vocabulary: int, context: int) -> None:

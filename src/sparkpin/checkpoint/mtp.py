@@ -57,16 +57,16 @@ def take(draft: Draft, step: MtpStep, patterns: Patterns) -> set[str]:
     if step.file in draft.base.listing.files:
         cause = f"mtp.file: got {step.file}, which is there without MTP tensors, expected the name of a new file"
         raise CheckpointError(f"{draft.base.origin}: {cause}", next_step="correct mtp.file in pins/models/")
-    taken = {name: place for name, place in sorted(donor.found.items()) if patterns.all(name)}
-    for place in taken.values():
+    donated = {name: place for name, place in sorted(donor.found.items()) if patterns.all(name)}
+    for place in donated.values():
         draft.add(step.file, place, listed=True)
-    if fp8 := [name.removesuffix(f".{SCALE}") for name in taken if name.endswith(f".{SCALE}")]:
+    if fp8 := [name.removesuffix(f".{SCALE}") for name in donated if name.endswith(f".{SCALE}")]:
         block, extra_config = formats.block_of(donor), formats.extra_config_of(draft)
         for module in fp8:
-            if weight := taken.get(f"{module}.{WEIGHT}"):  # if it is missing, `check_layers` finds that
-                formats.check_scale(donor, weight.info, taken[f"{module}.{SCALE}"].info, block)
+            if weight := donated.get(f"{module}.{WEIGHT}"):  # if it is missing, `check_layers` finds that
+                formats.check_scale(donor, weight.info, donated[f"{module}.{SCALE}"].info, block)
             extra_config[module] = formats.fp8_entry(block)
-    return set(taken)
+    return set(donated)
 
 
 def setting(draft: Draft, key: str) -> Any:

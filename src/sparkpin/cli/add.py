@@ -36,14 +36,14 @@ def add(
     """
     wanted = Wanted(what, name, model, drafter, nodes, stack, stage, locks=not no_lock)
     with adding.add(paths, wanted) as added:
-        recipe, made = added.recipe, added.made
+        recipe, adopted = added.recipe, added.made
         if dry_run:
             show_file(tame((added.paths.project / recipe.file).read_text()))
         else:
             added.write(paths.project)
         new, found = added.new(), own_findings(added.paths.project, recipe)
-        lines = [*made.told, *(f"not mapped: {line}" for line in made.unmapped)]
-        lines += [*(f"not known: {line}" for line in made.unknown), *map(str, found)]
+        lines = [*adopted.told, *(f"not mapped: {line}" for line in adopted.unmapped)]
+        lines += [*(f"not known: {line}" for line in adopted.unknown), *map(str, found)]
         trial = str(added.paths.project)
     show("\n".join(f"{'would write' if dry_run else 'wrote'} {file}" for file in new))
     vllm = manifests.load_stack(paths.project, recipe.stack).vllm

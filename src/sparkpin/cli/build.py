@@ -99,15 +99,15 @@ def carry_out(plan: BuildPlan, *, offline: bool = False, take: Take = lambda eng
     return releases
 
 
-def compare_published(plan: BuildPlan, made: Sequence[Release]) -> None:
+def compare_published(plan: BuildPlan, releases: Sequence[Release]) -> None:
     """Whether the images are those that the project publishes for these pins, and how many builders got the last."""
-    images, last, project = [pairing.rendered for pairing in plan.pairings], made[-1], plan.paths.project
+    images, last, project = [pairing.rendered for pairing in plan.pairings], releases[-1], plan.paths.project
     published, same = digests.load(project, last.stack), list[str]()
     confirmed = digests.confirmations(project, last.build_key, last.image, Keys.from_env().allowed)
     if published is None and confirmed == digests.Confirmations():
         return
     file = digests.file_of(last.stack)
-    for end, release in enumerate(made, start=1):
+    for end, release in enumerate(releases, start=1):
         compared = digests.compare(published, images[:end], release.image, release.diff_ids)
         if compared and compared.difference:
             cause = f"image {release.image}, published {compared.published}; {compared.difference}"
@@ -186,8 +186,8 @@ def lock(
         publish_digests(paths, stack)
         return
     for name in [stack] if stack else [] if model else names(paths.project / "pins/stacks"):
-        made = lock_stack(paths, name)
-        show(f"pins/stacks/{name}.lock: {len(made.debs)} Debian packages, {len(made.wheels)} wheels")
+        lock = lock_stack(paths, name)
+        show(f"pins/stacks/{name}.lock: {len(lock.debs)} Debian packages, {len(lock.wheels)} wheels")
     for name in [model] if model else [] if stack else names(paths.project / "pins/models"):
         if not model and not manifests.model_lock_file(paths.project, name).is_file():
             show(f"pins/models/{name}.yaml has no lock; to make it: invoke lock --model {name}")

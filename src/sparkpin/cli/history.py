@@ -100,14 +100,14 @@ def report(
     from sparkpin.report import page  # slow to import, both
     from sparkpin.report.gather import gather
 
-    made = gather(paths, recipe)
-    for fault in made.all_faults:
+    facts = gather(paths, recipe)
+    for fault in facts.all_faults:
         say(printable(fault))
     if markdown:
-        show(page.markdown(made))
+        show(page.markdown(facts))
         return
     # One recipe's page does not take the place of all recipes'.
-    target, content = paths.home / (f"report-{recipe}.html" if recipe else "report.html"), page.html(made).encode()
+    target, content = paths.home / (f"report-{recipe}.html" if recipe else "report.html"), page.html(facts).encode()
     with files.atomic_file(target) as file:
         file.write(content)
-    show(f"{target}: {count(sum(len(part.items) for part in made.recipes), 'release')}, {size(len(content))}")
+    show(f"{target}: {count(sum(len(part.items) for part in facts.recipes), 'release')}, {size(len(content))}")

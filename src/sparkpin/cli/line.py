@@ -132,12 +132,12 @@ def run(program: str, words: Sequence[str]) -> int:
         complete(program, words[3:])
         return 0
     given, unknown = top_parser(program).parse_known_args(words)
-    own = vars(given)
-    name, rest = find_task(words := [*unknown, *own.pop("rest", [])])
-    if "print_completion_script" in own:
-        terminal.show(completion.SCRIPTS[own["print_completion_script"]])
+    options = vars(given)
+    name, rest = find_task(words := [*unknown, *options.pop("rest", [])])
+    if "print_completion_script" in options:
+        terminal.show(completion.SCRIPTS[options["print_completion_script"]])
         return 0
-    if "list" in own or not words:
+    if "list" in options or not words:
         show_list(program)
         return 0
     if verbs := [head for head in heads() if not name and head.startswith(f"{words[0]} ")]:
@@ -148,10 +148,10 @@ def run(program: str, words: Sequence[str]) -> int:
         meant = did_you_mean(" ".join(words[:2]), heads()) or did_you_mean(words[0], heads())
         raise InputError(f"{program} does not know {words[0]!r}", next_step=f"{meant}`{program}` alone lists the tasks")
     parser = TaskParser(program, name)
-    if "help" in own:
+    if "help" in options:
         parser.print_help()
         return 0
-    values = own | parser.read(rest)  # an option before the task is as good as behind it
+    values = options | parser.read(rest)  # an option before the task is as good as behind it
     take_common(values)
     if parser.takes_paths:
         values["paths"] = paths.Paths.from_env()
@@ -199,8 +199,8 @@ def fail(text: str, code: int) -> int:
 def main(program: str = "sparkpin", words: Sequence[str] | None = None) -> NoReturn:
     """Run a line, by default the words that this program was started with, and end it. A SparkpinError is one message
     and its own exit code, without a traceback."""
-    own = sys.argv[0]  # `.venv/bin/invoke`, where the shell finds no `invoke`
-    terminal.Typed.program = own if os.path.basename(own) == program and not shutil.which(program) else program
+    path = sys.argv[0]  # `.venv/bin/invoke`, where the shell finds no `invoke`
+    terminal.Typed.program = path if os.path.basename(path) == program and not shutil.which(program) else program
     # A short command lives on objects of code, and looking for garbage among them takes a sixth of its time.
     gc.set_threshold(500_000, 20, 20)
     for stop in (signal.SIGTERM, signal.SIGHUP):  # clean up as after Ctrl-C; nohup stays in force

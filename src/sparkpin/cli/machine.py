@@ -74,10 +74,10 @@ def doctor(
 def known(here: Host, driver: str, issues: tuple[schema.KnownIssue, ...]) -> Iterator[Requirement]:
     """What is known to break on a Spark such as this one."""
     kernel, memory = machine.text("proc/sys/kernel/osrelease").strip(), f"{here.memory_total / 1e9:.0f}"
-    seen = {"kernel": kernel, "driver": driver, "memory": memory}
+    facts = {"kernel": kernel, "driver": driver, "memory": memory}
     for issue in issues:
-        if issue.when.keys() <= seen.keys() and rules.holds(issue, seen.get):
-            yield Requirement(issue.name, "advice", rules.told(issue, seen.get), issue.do)
+        if issue.when.keys() <= facts.keys() and rules.holds(issue, facts.get):
+            yield Requirement(issue.name, "advice", rules.told(issue, facts.get), issue.do)
 
 
 @task("measure")
@@ -104,30 +104,30 @@ def plan(
     rate = read_bandwidth(bandwidth) or (SPARK_BANDWIDTH if pinned.platform == inputs.SPARK else None)
     here = inputs.machine_for(pinned, memory, free)
     known = inputs.read_inputs(paths, chosen, pinned, chain, nodes=nodes)
-    made = known.plan(here)
-    speed = inputs.speed_of(paths, chosen, chain[-1].name, known, tuple(made.requests), rate)
+    plan = known.plan(here)
+    speed = inputs.speed_of(paths, chosen, chain[-1].name, known, tuple(plan.requests), rate)
     for line in vllm_command.overruled(chosen, pinned, chain):
         say(f"note: {line}")
-    if lack := lacks_mod(made.settings.cache_dtype, chain):
+    if lack := lacks_mod(plan.settings.cache_dtype, chain):
         say(f"warning: {lack}; stage {STAGE} has it")
     if json:
         value = {"recipe": chosen.name, "stage": chain[-1].name, "locked": inputs.is_locked(paths.project, chosen)}
-        show_json(value | text.to_json(made) | {"decode": speed.to_json()})
+        show_json(value | text.to_json(plan) | {"decode": speed.to_json()})
     else:
-        show("\n".join(text.title(made, chosen.name, chain[-1].name)))
-        table(text.MEMORY, [*text.memory_rows(made)])
-        table(text.WEIGHTS, [*text.weight_rows(made)])
-        if made.capacities:
-            table(text.cache_columns(made), [text.cache_row(one) for one in made.capacities])
+        show("\n".join(text.title(plan, chosen.name, chain[-1].name)))
+        table(text.MEMORY, [*text.memory_rows(plan)])
+        table(text.WEIGHTS, [*text.weight_rows(plan)])
+        if plan.capacities:
+            table(text.cache_columns(plan), [text.cache_row(one) for one in plan.capacities])
         show(
             "\n".join(
-                (*text.cache_lines(made), "", *text.speed_lines(speed, made.settings.ranks), "", *text.verdict(made))
+                (*text.cache_lines(plan), "", *text.speed_lines(speed, plan.settings.ranks), "", *text.verdict(plan))
             )
         )
     for finding in own_findings(paths.project, chosen):
         if finding.severity != "note":  # what has broken for others with such memory, for one
             say(str(finding))
-    return int(exit_code and not made.fits)
+    return int(exit_code and not plan.fits)
 
 
 def read_bandwidth(text: str) -> float | None:

@@ -55,23 +55,23 @@ def require_runnable(paths: Paths, engine: Engine, release: Release, *, to_serve
     require_consistent(paths, release)
 
 
-def report(paths: Paths, made: tuple[Release, ...], *, smoked: bool = True, serves: bool = False) -> None:
+def report(paths: Paths, releases: tuple[Release, ...], *, smoked: bool = True, serves: bool = False) -> None:
     """Print releases, and what to type next. smoked: these were to be tested, so that one that failed is the task's
     failure; serves: what is current is served next."""
     rows = []
-    for r in made:
+    for r in releases:
         seconds, verdict = terminal.seconds(r.build_seconds), r.smoke_text.partition(":")[0]
         rows.append((terminal.digest(r.image), terminal.size(r.size), seconds, verdict))
-    tables(("release", "image", "size", "build", "smoke"), [r.tag for r in made], rows)
-    records, newest, failed = Releases(paths), made[-1], [release for release in made if release.smoke_failed]
+    tables(("release", "image", "size", "build", "smoke"), [r.tag for r in releases], rows)
+    records, newest, failed = Releases(paths), releases[-1], [release for release in releases if release.smoke_failed]
     if failed and smoked:
         for release in failed:
             for failure in release.smoke_failures:
                 show(f"{release.tag}: {failure.splitlines()[0]}")  # the test itself has printed all of it
-        cause = f"{len(failed)} of {len(made)} smoke tests failed; their images are kept"
+        cause = f"{len(failed)} of {len(releases)} smoke tests failed; their images are kept"
         raise SmokeError(cause, next_step=how_it_failed(paths, failed[0]))
     serve_it = f"invoke serve --recipe {newest.recipe}"
-    if waiting := sum(release.state == "built" for release in made):
+    if waiting := sum(release.state == "built" for release in releases):
         show(f"next: invoke smoke ({waiting} of these not yet smoked)")
     elif newest.smoke_inspected:
         show(f"next, where it can run: {how_to_carry(records, newest)}")

@@ -126,18 +126,18 @@ def recipe_show(
     invoke recipe show their-recipe.yaml
     """
     project, notes = paths.project, list[str]()
-    path, own = check.file_or_name(project, what, stack)
-    if own:
+    path, is_ours = check.file_or_name(project, what, stack)
+    if is_ours:
         read = manifests.load_recipe(project, path.stem)
     else:
-        made = adopt(project, foreign.load(path), plain_name(path.stem), Wanted(stack=stack, stage=stage))
-        read = parse(schema.Recipe, made.value, path)
-        notes += [f"not mapped: {line}" for line in made.unmapped]
+        adopted = adopt(project, foreign.load(path), plain_name(path.stem), Wanted(stack=stack, stage=stage))
+        read = parse(schema.Recipe, adopted.value, path)
+        notes += [f"not mapped: {line}" for line in adopted.unmapped]
     chosen, chain = manifests.load_stack(project, read.stack), manifests.load_chain(project, stage or read.stage)
     family = vllm_command.family_of(manifests.load_families(project), read.model, read.family)
-    said, env = vllm_command.serve_argv(read, chosen, chain)
-    added = vllm_command.choices(family, chosen.vllm, said)
-    argv, env = spread(vllm_command.completed(said, added), env, read.nodes, gpu=chosen.gpu is not None)
+    base_argv, env = vllm_command.serve_argv(read, chosen, chain)
+    added = vllm_command.choices(family, chosen.vllm, base_argv)
+    argv, env = spread(vllm_command.completed(base_argv, added), env, read.nodes, gpu=chosen.gpu is not None)
     argv = in_workspace(argv) if read.mods else argv
     places = {read.file: "recipe", f"pins/stacks/{chosen.name}.yaml": f"stack {chosen.name}"}
     places |= {f"stages/{one.name}.yaml": f"stage {one.name}" for one in chain}

@@ -193,9 +193,9 @@ def show_images(rows: Sequence[Mapping[str, Any]], shared: int | None) -> None:
         cells.append((state, verdict, size, terminal.size(row["unique_size"] or None), created))
         if colon:
             notes.append(f"{row['tag']}: smoke test {row['smoke']}")
-        if kept := row["protected"]:
-            note = f": {terminal.printable(kept['note'])}" * bool(kept["note"])
-            notes.append(f"{row['tag']}: kept since {kept['since'][:10]}{note}")
+        if protected := row["protected"]:
+            note = f": {terminal.printable(protected['note'])}" * bool(protected["note"])
+            notes.append(f"{row['tag']}: kept since {protected['since'][:10]}{note}")
     tables(("release", "state", "smoke", "size", "own size", "created"), [row["tag"] for row in rows], cells)
     if gone := sum(not row["image"] for row in rows):
         lost = f"the engine has not {terminal.count(gone, 'image')}"

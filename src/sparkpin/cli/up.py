@@ -87,15 +87,15 @@ def up(
     if download and not yes:
         agree(download)
     preflight.install(lacking, here)
-    made = carry_out(plan, take=partial(take_published, plan, place) if place else lambda engine: {})
+    releases = carry_out(plan, take=partial(take_published, plan, place) if place else lambda engine: {})
     with contextlib.ExitStack() as standing:
         if not no_smoke:
-            smoke_chain(paths, made, standing, serve=serve)
-            made = tuple(Releases(paths).get(release.tag) for release in made)
-        first_is_current(paths, made[-1])
-    report(paths, made, smoked=not no_smoke, serves=serve)
-    if serve and Releases(paths).current_tag(made[-1].recipe):
-        serving.serve(paths, recipe=made[-1].recipe)  # what runs already is left alone
+            smoke_chain(paths, releases, standing, serve=serve)
+            releases = tuple(Releases(paths).get(release.tag) for release in releases)
+        first_is_current(paths, releases[-1])
+    report(paths, releases, smoked=not no_smoke, serves=serve)
+    if serve and Releases(paths).current_tag(releases[-1].recipe):
+        serving.serve(paths, recipe=releases[-1].recipe)  # what runs already is left alone
 
 
 def recipe_of(paths: Paths, model: str, recipe: str | None, stack: str | None, *, dry_run: bool) -> str:
@@ -178,7 +178,7 @@ def take_published(plan: BuildPlan, place: Registry, engine: Engine) -> dict[str
     verify is built instead."""
     from sparkpin.distribute.registry import pull  # slow to import
 
-    taken = {}
+    imported = {}
     for pairing in plan.pairings:
         release = Releases(plan.paths).find(pairing.tag)
         if release and not is_brought(plan.paths, release):
@@ -190,19 +190,19 @@ def take_published(plan: BuildPlan, place: Registry, engine: Engine) -> dict[str
                 say(f"{pairing.stage.name} is built here: {error.message}")
                 continue
         if release.demands == pairing.demands:  # else it asks for another smoke test
-            taken[pairing.tag] = release
+            imported[pairing.tag] = release
             say(f"{pairing.stage.name} is taken, not built: {pairing.tag}")
-    return taken
+    return imported
 
 
-def smoke_chain(paths: Paths, made: Sequence[Release], standing: contextlib.ExitStack, *, serve: bool) -> None:
+def smoke_chain(paths: Paths, releases: Sequence[Release], standing: contextlib.ExitStack, *, serve: bool) -> None:
     """Smoke-test what waits for it, from the base up, since each stage is compared with the one below.
 
     A large model takes minutes to load. So the recipe's first server is tested as it is served, and stays if its
     release becomes current. standing: gets what stops it otherwise.
     """
-    engine, end = engine_of(paths), made[-1]
-    waiting = [one for one in made if one.smoke_failed or owes(paths, engine, one)]
+    engine, end = engine_of(paths), releases[-1]
+    waiting = [one for one in releases if one.smoke_failed or owes(paths, engine, one)]
     is_first = not (Releases(paths).current_tag(end.recipe) or running_release(paths, engine, end.recipe))
     stays = serve and is_first and end in waiting and nodes_of(end.argv) == 1
     smoke_releases(paths, waiting[:-1] if stays else waiting)

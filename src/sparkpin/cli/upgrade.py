@@ -62,9 +62,9 @@ def measure_quality(paths: Paths, engine: Engine, release: Release, reference: R
     return compared(paths, engine, Pair(release, reference, "named"), corpus.load())
 
 
-def measure_speed(paths: Paths, engine: Engine, before: Release, after: Release, keep: bool) -> Comparison:
+def measure_speed(paths: Paths, engine: Engine, before: Release, after: Release, record: bool) -> Comparison:
     plan = common(plan_for(paths, before), plan_for(paths, after))
-    return compare(paths, engine, (before, after), plan, ROUNDS, keep=keep)
+    return compare(paths, engine, (before, after), plan, ROUNDS, keep=record)
 
 
 @task("measure")

@@ -119,8 +119,8 @@ def gib(count: int) -> str:
 
 def figure(value: float, digits: int = 3) -> str:
     """The digits that count, and all digits of what is before the point, up to a billion."""
-    whole = 10 ** (digits - 1) <= abs(value) < 1e9
-    return f"{value:,.0f}" if whole else f"{value:.{digits}g}"
+    plain = 10 ** (digits - 1) <= abs(value) < 1e9
+    return f"{value:,.0f}" if plain else f"{value:.{digits}g}"
 
 
 def count(number: int, what: str) -> str:

@@ -69,17 +69,19 @@ def open_bundle(path: Path, keys: Keys | None = None, without: Collection[str] =
     with layout.opened(path) as found:
         say(f"verifying {len(found)} members, {size(sum(member.size for member in found.values()))}")
         with layout.refusing(path):
-            made, image = layout.read_index(found)
-            bundle = read_bundle(str(path), made, image, found, keys)
-            require_layout(found, made, bundle, without)
+            manifest, image = layout.read_index(found)
+            bundle = read_bundle(str(path), manifest, image, found, keys)
+            require_layout(found, manifest, bundle, without)
             bundle = with_layers(bundle, found)
         yield bundle
 
 
-def require_layout(found: Mapping[str, Slice], made: bytes, bundle: Bundle, without: Collection[str]) -> None:
+def require_layout(found: Mapping[str, Slice], manifest: bytes, bundle: Bundle, without: Collection[str]) -> None:
     """Exactly the files of this release and this image, each to the byte."""
-    wanted = layout.layout_files(bundle.release.tag, bundle.records[-1].config.encode(), bundle.image, made)
-    digests = {layer.digest for layer in bundle.image}.union(row.digest for row in layout.read_artifact(made).layers)
+    wanted = layout.layout_files(bundle.release.tag, bundle.records[-1].config.encode(), bundle.image, manifest)
+    digests = {layer.digest for layer in bundle.image}.union(
+        row.digest for row in layout.read_artifact(manifest).layers
+    )
     strange = found.keys() ^ (wanted.keys() | set(map(oci.blob, digests)))
     if strange := strange - set(map(oci.blob, without)):
         raise Refused(f"{min(strange)} is missing, or is nothing that the release or its image names")
@@ -88,11 +90,13 @@ def require_layout(found: Mapping[str, Slice], made: bytes, bundle: Bundle, with
             raise Refused(f"{name} is not the one that an export writes")
 
 
-def read_bundle(source: str, made: bytes, image: bytes, found: Mapping[str, Slice], keys: Keys | None = None) -> Bundle:
+def read_bundle(
+    source: str, manifest: bytes, image: bytes, found: Mapping[str, Slice], keys: Keys | None = None
+) -> Bundle:
     """What an artifact says, each row compared with the others; without layers. found: file of a layout -> bytes;
     keys: for the signature, those that are configured if None. Refused, and whatever else `refusing` turns into it.
     """
-    data = layout.rows_data(layout.read_artifact(made).layers, found)
+    data = layout.rows_data(layout.read_artifact(manifest).layers, found)
     release = read_release(small(data, layout.RELEASE))
     records = read_records(data, release)
     require_harmless(release, records)  # first: what follows writes some of the files to a folder of its own
@@ -110,7 +114,7 @@ def read_bundle(source: str, made: bytes, image: bytes, found: Mapping[str, Slic
         if layout.has_store(data):
             parts += materials.stored_parts(records, model_inputs(project, release))
     require_rows(data, records, parts)
-    if made != layout.artifact(release.tag, [layout.row_of(title, data[title]) for title in data], image):
+    if manifest != layout.artifact(release.tag, [layout.row_of(title, data[title]) for title in data], image):
         raise Refused("the artifact is not the one of this release and this image")
     layers = layout.read_image(image, release.diff_ids, records[-1].config.encode())
     verify.require(checks, release.tag)  # last: what lacks trust alone is said to hold
@@ -171,8 +175,8 @@ def require_harmless_record(release: Release, record: BuildRecord, platform: str
     with reading(f"configuration of {record.stage}"):
         config = json.loads(record.config)["config"]
         require_values([], dict(row.split("=", 1) for row in config.get("Env") or ()), what)
-        made = image_config(config, os=os, architecture=architecture, diff_ids=record.diff_ids)
-    if made != record.config.encode():
+        computed = image_config(config, os=os, architecture=architecture, diff_ids=record.diff_ids)
+    if computed != record.config.encode():
         raise Refused(f"configuration of {record.stage}: it is not the one of its record's platform and layers")
 
 

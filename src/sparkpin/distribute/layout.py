@@ -177,10 +177,10 @@ def artifact(tag: str, rows: Sequence[Row], image: bytes) -> bytes:
     return oci.text(value)
 
 
-def read_artifact(made: bytes) -> Artifact:
+def read_artifact(manifest: bytes) -> Artifact:
     """Refused for what cannot be one, before a blob is asked for."""
     with reading("the artifact"):
-        found = Artifact.model_validate_json(made)
+        found = Artifact.model_validate_json(manifest)
     if len({row.title for row in found.layers}) != len(found.layers):
         raise Refused("the artifact has a title twice")
     return found
@@ -196,13 +196,13 @@ def read_image(image: bytes, diff_ids: Sequence[str], config: bytes) -> list[oci
     return layers
 
 
-def layout_files(tag: str, config: bytes, layers: Sequence[oci.OciLayer], made: bytes) -> dict[str, bytes]:
-    """The small files of a layout. layers: of the image; made: the artifact."""
-    digest, found = oci.digest_of(made), oci.layout(config, layers, tag)
+def layout_files(tag: str, config: bytes, layers: Sequence[oci.OciLayer], manifest: bytes) -> dict[str, bytes]:
+    """The small files of a layout. layers: of the image; manifest: the artifact."""
+    digest, found = oci.digest_of(manifest), oci.layout(config, layers, tag)
     (row,) = json.loads(found[oci.INDEX])["manifests"]
     row["annotations"][ARTIFACT] = digest  # not a row of its own: skopeo takes a layout of one image without a name
     found[oci.INDEX] = oci.index_of([row])
-    return found | {oci.blob(digest): made, oci.blob(oci.digest_of(EMPTY)): EMPTY}
+    return found | {oci.blob(digest): manifest, oci.blob(oci.digest_of(EMPTY)): EMPTY}
 
 
 class WholeFile(Slice):

@@ -71,7 +71,7 @@ def model_inputs(project: Path, release: Release) -> ModelInputs:
     steps = checkpoint_steps(manifests.load_chain(project, release.stage), pin)
     lock = lock_for(pin, manifests.load_model_lock(project, pin), steps)
     used = sorted(used_repositories(pin, steps))
-    parts = (fetched_of(lock.repositories[name], whole=pin.is_whole(name)) for name in used)
+    parts = (fetched_of(lock.repositories[name], is_whole=pin.is_whole(name)) for name in used)
     return ModelInputs(tuple(parts), pin.is_made, lock.gguf.wheel if lock.gguf else None)
 
 
@@ -135,8 +135,8 @@ def model_files(models: ModelInputs) -> Iterator[Material]:
         where = f"{entry.repo}@{entry.revision}"
         for path, file in named_parts(entry):
             purl = PackageURL("huggingface", namespace, name, entry.revision, subpath=path).to_string()
-            own = "" if models.generated else purl
-            yield Material("model", path, entry.revision, file.sha256, file.size, where, own)
+            url = "" if models.generated else purl
+            yield Material("model", path, entry.revision, file.sha256, file.size, where, url)
 
 
 @dataclass(frozen=True)

@@ -44,20 +44,20 @@ def publish(paths: Paths, engine: Engine, release: Release, place: Registry, *, 
     if place.reference:
         raise InputError(f"{place}: the tag is the release's own", next_step=again)
     wheels = {file.name for file in materials.locked_files(records_of(paths, release))}
-    if not agreed and (held := [name for name in wheels if name.startswith(PROPRIETARY)]):
-        cause = f"{release.tag} holds {count(len(held), 'wheel')} of NVIDIA, some not to be given to others: {TERMS}"
+    if not agreed and (nvidia := [name for name in wheels if name.startswith(PROPRIETARY)]):
+        cause = f"{release.tag} holds {count(len(nvidia), 'wheel')} of NVIDIA, some not to be given to others: {TERMS}"
         raise InputError(cause, next_step=f"where you may: {again} --redistribute")
     place = dataclasses.replace(place, tag=release.name)
     with locks.claim(paths), locks.saving_folder(paths) as work:
         folder = work / "layout"
         folder.mkdir()
         total = transfer.export(paths, engine, release, folder)
-        made, image = layout.read_index(layout.read_folder(folder))
+        manifest, image = layout.read_index(layout.read_folder(folder))
         if place.manifest(place.reference) not in (None, image):
             raise IntegrityError(f"{place} is another image than that of {release.tag}", next_step=STRANGE)
         rows = [
             oci.described(oci.MANIFEST_TYPE, data) | {"annotations": {oci.REF_NAME: name}}
-            for name, data in (("image", image), ("release", made))  # so that skopeo finds them
+            for name, data in (("image", image), ("release", manifest))  # so that skopeo finds them
         ]
         (folder / oci.INDEX).write_bytes(oci.index_of(rows))
         say(f"sending what {place.host} lacks of {release.tag}, {size(total)}")
@@ -75,12 +75,12 @@ def pull(paths: Paths, engine: Engine, place: Registry, *, unsigned: bool = Fals
     """
     if not place.reference:
         raise InputError(f"{place}: which release?", next_step=f"invoke import {place}:<stage>-<key>, or @sha256:...")
-    made = manifest_at(place, f"{place.reference}{END if place.tag else ''}")
+    manifest = manifest_at(place, f"{place.reference}{END if place.tag else ''}")
     with locks.claim(paths), locks.saving_folder(paths) as work:
         folder = work / "layout"
-        image = fetch_record(place, made, folder)
+        image = fetch_record(place, manifest, folder)
         with refusing(place):
-            bundle = bundles.read_bundle(str(place), made, image, layout.read_folder(folder))
+            bundle = bundles.read_bundle(str(place), manifest, image, layout.read_folder(folder))
             if place.tag not in ("", bundle.release.name):
                 raise Refused(f"it is of {bundle.release.tag}")
         if not unsigned:
@@ -103,17 +103,17 @@ def manifest_at(place: Registry, reference: str) -> bytes:
     return data
 
 
-def fetch_record(place: Registry, made: bytes, folder: Path) -> bytes:
+def fetch_record(place: Registry, manifest: bytes, folder: Path) -> bytes:
     """Fetch what an artifact names, as far as its sizes are possible ones. Gives the manifest of its image."""
     with refusing(place):
-        found = layout.read_artifact(made)
+        found = layout.read_artifact(manifest)
         sizes = [row.size for row in found.layers]
         if more := [row.title for row in found.layers if row.title.startswith(layout.STORE)]:
             raise Refused(f"it holds more than a record: {more[0]}")
         if sum(sizes) > RECORD_LIMIT:
             raise Refused(f"its record has {sum(sizes):,} bytes; {RECORD_LIMIT:,} are allowed")
     say(f"fetching the record of {place}, {size(sum(sizes))}")
-    place.fetch(folder, f"@{digest_of(made)}", "release", max(sizes))
+    place.fetch(folder, f"@{digest_of(manifest)}", "release", max(sizes))
     return manifest_at(place, f"@{found.subject.digest}")
 
 

@@ -171,22 +171,22 @@ def attest(paths: Paths, release: Release, keys: Keys) -> Signer | None:
     from sparkpin.distribute.statement import Attested
 
     with project_of(paths, release) as project:
-        made = Attested.of(release, records_of(paths, release), model_inputs(project, release))
+        attested = Attested.of(release, records_of(paths, release), model_inputs(project, release))
     folder = Releases(paths).evidence(release)
     with Releases(paths).locked(release.recipe):
         path = folder / SIGNATURE
         old = path.read_bytes() if path.is_file() else b""
-        signature = sign(made.statement, keys.signing) if keys.signing else old
+        signature = sign(attested.statement, keys.signing) if keys.signing else old
         signer = None
         if signature:  # else ssh-keygen need not be there
             with contextlib.suppress(IntegrityError):  # it is not over this statement
-                signer = verify(made.statement, signature, None)
+                signer = verify(attested.statement, signature, None)
         if old and (signer is None or signature != old):
             path.unlink()  # first: a run that is killed leaves none beside a statement that it is not over
             if signer is None:
                 say(f"{release.tag}: the signature from before is removed: it is not over this statement")
         signed = {SIGNATURE: signature} if signer else {}
-        for name, data in ({SBOM: made.sbom, STATEMENT: made.statement} | signed).items():
+        for name, data in ({SBOM: attested.sbom, STATEMENT: attested.statement} | signed).items():
             with atomic_file(folder / name) as file:
                 file.write(data)
     return signer

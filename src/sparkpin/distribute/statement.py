@@ -71,8 +71,10 @@ def make_statement(
     details.metadata.finished_on.FromJsonString(release.created)
     details.byproducts.append(resource(SBOM, hashlib.sha256(sbom).hexdigest(), "application/vnd.cyclonedx+json"))
     for record in records:
-        said = record.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude=PASSING)  # as its file has it
-        data = json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
+        fields = record.model_dump(
+            mode="json", by_alias=True, exclude_unset=True, exclude=PASSING
+        )  # as its file has it
+        data = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
         details.byproducts.append(resource(f"build record {record.stage}", hashlib.sha256(data).hexdigest()))
     statement = Statement(list(subjects(release, records)), PREDICATE, MessageToDict(predicate))
     statement.validate()
@@ -142,9 +144,9 @@ def package(material: Material) -> Component:
 def models(files: Sequence[Material]) -> Iterator[Component]:
     """One component a repository, which holds one for each of its files."""
     for where, group in itertools.groupby(files, key=lambda file: file.where):
-        own = list(group)
+        members = list(group)
         repository, _, revision = where.rpartition("@")
-        purl = PackageURL.from_string(own[0].purl) if own[0].purl else None
+        purl = PackageURL.from_string(members[0].purl) if members[0].purl else None
         yield Component(
             type=ComponentType.MACHINE_LEARNING_MODEL,
             name=repository,
@@ -152,7 +154,7 @@ def models(files: Sequence[Material]) -> Iterator[Component]:
             bom_ref=f"model {where}",
             purl=purl and PackageURL(purl.type, purl.namespace, purl.name, purl.version),
             properties=properties(kind="model"),
-            components=[model_file(file) for file in own],
+            components=[model_file(file) for file in members],
         )
 
 

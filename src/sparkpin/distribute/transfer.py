@@ -83,8 +83,8 @@ def layout_of(claimed: Claimed, layers: Mapping[str, Slice]) -> dict[str, Slice]
     release, data, config = claimed.release, claimed.data, claimed.records[-1].config.encode()
     image = [oci.OciLayer(diff_id, layers[diff_id].size) for diff_id in release.diff_ids]
     rows = [layout.row_of(title, data[title]) for title in sorted(data)]
-    made = layout.artifact(release.tag, rows, oci.manifest(config, image))
-    small = layout.layout_files(release.tag, config, image, made)
+    artifact = layout.artifact(release.tag, rows, oci.manifest(config, image))
+    small = layout.layout_files(release.tag, config, image, artifact)
     found = {name: layout.slice_of(content) for name, content in small.items()}
     found |= {oci.blob(row.digest): data[row.title] for row in rows}
     return found | {oci.blob(diff_id): tar for diff_id, tar in layers.items()}

@@ -191,25 +191,25 @@ def check_statement(evidence: Claimed) -> list[Check]:
         if evidence.attested:
             return [Check("statement", "wrong", "there is none, and whoever made the release left one", step)]
         return [Check("statement", "open", "there is none: the bundle came without one")]
-    made = list[Attested]()
+    attested = list[Attested]()
 
     def statement() -> str:
         with pins_of(evidence.release, evidence.project_file) as project:
             models = model_inputs(project, evidence.release)
-        made.append(Attested.of(evidence.release, evidence.records, models))
-        return same_text(data, made[0].statement)
+        attested.append(Attested.of(evidence.release, evidence.records, models))
+        return same_text(data, attested[0].statement)
 
     checks = [checked("statement", statement)]
-    if made:
-        checks.append(checked("SBOM", lambda: same_text(evidence.file(SBOM), made[0].sbom)))
+    if attested:
+        checks.append(checked("SBOM", lambda: same_text(evidence.file(SBOM), attested[0].sbom)))
     return checks
 
 
-def same_text(got: bytes | None, made: bytes) -> str:
+def same_text(got: bytes | None, now: bytes) -> str:
     """IntegrityError that shows the first line in which a file differs from what is made of the records."""
     if got is None:
         raise IntegrityError("there is none, and the statement names one")
-    for number, (found, expected) in enumerate(zip_longest(got.split(b"\n"), made.split(b"\n")), 1):
+    for number, (found, expected) in enumerate(zip_longest(got.split(b"\n"), now.split(b"\n")), 1):
         same(f"line {number}", found, expected)
     return f"{size(len(got))}, to the byte what follows from the records"
 
@@ -252,8 +252,8 @@ def check_signature(evidence: Claimed, keys: signing.Keys) -> Check:
         return Check("signature", "open", f"not looked at: {error.message}", error.next_step)
     if signer.principal is None:
         where = signing.places(signing.ALLOWED_SIGNERS)
-        said = f"over this statement, by {signer}; whose that is nobody says: no {where}"
-        return Check("signature", "open", said, signing.how_to_trust(where))
+        result = f"over this statement, by {signer}; whose that is nobody says: no {where}"
+        return Check("signature", "open", result, signing.how_to_trust(where))
     return Check("signature", "ok", f"over this statement, by {signer}")
 
 

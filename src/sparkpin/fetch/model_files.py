@@ -27,9 +27,9 @@ def download_folder(paths: Paths, repository: RepositoryLock) -> Path:
     return paths.models / repository.repo / f"{repository.revision}.download"
 
 
-def fetched_of(entry: RepositoryLock, *, whole: bool) -> RepositoryLock:
+def fetched_of(entry: RepositoryLock, *, is_whole: bool) -> RepositoryLock:
     """What is fetched of a repository: all files of the base; index, config, headers and tensors of a donor."""
-    if whole:
+    if is_whole:
         return entry.model_copy(update={"headers": [], "tensors": []})
     return entry.model_copy(update={"files": [file for file in entry.files if file.file in TEXTS]})
 
@@ -62,9 +62,9 @@ def listing_of(paths: Paths, pin: ModelPin, name: str, entry: RepositoryLock) ->
     sizes = {file.file: file.size for file in entry.files}
     headers = {row.file: store.path(row.sha256) if store.has(row) else folder / row.file for row in entry.headers}
     texts = {file: folder / file for file in TEXTS if file in sizes}
-    own = own_folder(paths, pin, name)
-    origin = str(own.folder) if own else f"{entry.repo} at {entry.revision[:12]}"
-    mend = own.next_step if own else ""
+    local = own_folder(paths, pin, name)
+    origin = str(local.folder) if local else f"{entry.repo} at {entry.revision[:12]}"
+    mend = local.next_step if local else ""
     return Listing(name, origin, sizes, FileBytes(headers, read_header_bytes), FileBytes(texts), mend)
 
 

@@ -35,7 +35,7 @@ class Sizes:
         file = self.file(diff_id)
         return int(json.loads(file.read_text(encoding="utf-8"))["size"]) if file.is_file() else None
 
-    def keep(self, diff_ids: Sequence[str], blobs: Sequence[OciLayer]) -> None:
+    def add(self, diff_ids: Sequence[str], blobs: Sequence[OciLayer]) -> None:
         for diff_id, blob in zip(diff_ids, blobs, strict=True):
             if self.folder and blob.digest == diff_id and self.get(diff_id) != blob.size:
                 write_json(self.file(diff_id), {"diff_id": diff_id, "size": blob.size})
@@ -50,7 +50,7 @@ def stored_layers(image: ImageInfo, sizes: Sizes, save: Callable[[str], Iterable
     if len(noted) == len(image.diff_ids) and digest_of(manifest(image.canonical, noted)) == image.id:
         return noted
     blobs = read_blobs(save(image.id))
-    sizes.keep(image.diff_ids, blobs)
+    sizes.add(image.diff_ids, blobs)
     # BuildKit's image of the same tars gives them Docker's media type: by that ours had another manifest now and then.
     pairs = zip(image.diff_ids, blobs, strict=True)
     return [OciLayer(diff_id, blob.size) if blob.digest == diff_id else blob for diff_id, blob in pairs]

@@ -203,7 +203,7 @@ class Engine:
         if below is not None:
             above = sealed[0].diff_ids[len(below) :]
             below += [OciLayer(diff_id, part.size) for diff_id, part in zip(above, new, strict=True)]
-            sizes.keep(sealed[0].diff_ids, below)
+            sizes.add(sealed[0].diff_ids, below)
         return sealed[0]
 
     def blobs(self, diff_ids: Sequence[str], sizes: Sizes) -> list[OciLayer]:

@@ -190,11 +190,11 @@ def link_first(found: dict[bytes, Member], *, everything: bool = False) -> dict[
     ends: dict[bytes, Member] = {}  # by the names on the way there, so that a long chain is walked once
 
     def carrier(member: Member) -> Member:
-        seen: set[bytes] = set()
-        while member.kind == HARDLINK and member.link in found and member.path not in seen:
-            seen.add(member.path)
+        names: set[bytes] = set()
+        while member.kind == HARDLINK and member.link in found and member.path not in names:
+            names.add(member.path)
             member = ends.get(member.path) or found[member.link]
-        ends.update(dict.fromkeys(seen, member))
+        ends.update(dict.fromkeys(names, member))
         return member
 
     names: dict[bytes, list[Member]] = {}

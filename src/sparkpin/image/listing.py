@@ -147,20 +147,20 @@ def image_contents(layers: Iterable[Contents]) -> dict[str, tuple[int, PathEntry
 
     Deletion marks work on the layers below theirs; what is not a folder hides a folder of its name with all below.
     """
-    seen, folders = dict[str, tuple[int, PathEntry]](), set[str]()
+    rows, folders = dict[str, tuple[int, PathEntry]](), set[str]()
     for number, layer in enumerate(layers):
-        own = {entry.path: (number, entry) for entry in layer if entry.kind not in MARKS}
+        entries = {entry.path: (number, entry) for entry in layer if entry.kind not in MARKS}
         gone = {entry.path for entry in layer if entry.kind == "whiteout"}
         # A folder need not be named for what is in it to be there: it is one all the same.
-        implied = parents(own)
-        gone |= {folder for folder in implied if folder in seen and seen[folder][1].kind != "dir"}
-        bare = {path for path, (_, entry) in own.items() if entry.kind != "dir" and path in folders}
+        implied = parents(entries)
+        gone |= {folder for folder in implied if folder in rows and rows[folder][1].kind != "dir"}
+        bare = {path for path, (_, entry) in entries.items() if entry.kind != "dir" and path in folders}
         bare |= gone | {entry.path for entry in layer if entry.kind == "opaque"}
         if bare:
-            seen = {path: row for path, row in seen.items() if path not in gone and bare.isdisjoint(parents([path]))}
-        seen |= own
+            rows = {path: row for path, row in rows.items() if path not in gone and bare.isdisjoint(parents([path]))}
+        rows |= entries
         folders |= implied  # more than there still are do no harm
-    return dict(sorted(seen.items()))
+    return dict(sorted(rows.items()))
 
 
 def write_contents(path: Path, contents: Contents) -> None:

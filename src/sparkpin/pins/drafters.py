@@ -105,15 +105,15 @@ def pair_faults(
     """Why the model of one config.json cannot draft for that of another. plan: of --speculative-config; file: of the
     drafter's pin. What vLLM 0.32 refuses by itself when it starts (layers, block size) is left to it.
     """
-    text, own = (
+    text, method = (
         one["text_config"] if isinstance(one.get("text_config"), Mapping) else one for one in (target, drafter)
     )
     sizes = {}
     if plan.get("use_heterogeneous_vocab") is not True:  # else vLLM maps one vocabulary to the other
-        sizes["vocab_size"] = own.get("vocab_size")
+        sizes["vocab_size"] = method.get("vocab_size")
     if plan["method"] != "draft_model":  # an assistant of Gemma 4 says backbone_hidden_size (vLLM 0.32, gemma4_mtp.py)
         of_target = drafter.get("target_hidden_size") or drafter.get("backbone_hidden_size")
-        sizes["hidden_size"] = of_target or own.get("hidden_size")
+        sizes["hidden_size"] = of_target or method.get("hidden_size")
     for key, got in sizes.items():
         if got != (expected := text.get(key)):
             yield ManifestError(file, f"config.json: {key}", got, f"{expected}, as the model has that it drafts for")

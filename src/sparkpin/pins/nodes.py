@@ -25,12 +25,12 @@ IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"  # 0 fits one process alone
 class NodeRank:
     """A container's place among those that serve one model.
 
-    rank: 0 has the API and torch's store; own, head: IP addresses of this node and of rank 0 on the link between them;
-    interface: of `own`.
+    rank: 0 has the API and torch's store; address, head: IP addresses of this node and of rank 0 on the link between
+    them; interface: of `address`.
     """
 
     rank: int
-    own: str
+    address: str
     head: str
     interface: str
 
@@ -46,8 +46,8 @@ def on_loopback(rank: int) -> NodeRank:
 
 def nodes_of(argv: Sequence[str]) -> int:
     """How many machines a command is for. 1 where it names no number, which `word_faults` refuses."""
-    said = flag_value(argv, NODES) or ""
-    return int(said) if said.isdecimal() else 1
+    words = flag_value(argv, NODES) or ""
+    return int(words) if words.isdecimal() else 1
 
 
 def example(count: int) -> str:
@@ -107,5 +107,5 @@ def env_at(place: NodeRank) -> dict[str, str]:
     """Without VLLM_HOST_IP vLLM asks for the default route, which a link of its own has not. STORE is read by modkit:
     torch's store listens on every address else."""
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-    store = {} if place.rank else {STORE: f"{place.own}:{STORE_PORT}"}
-    return {"VLLM_HOST_IP": place.own} | store | dict.fromkeys(names, place.interface)
+    store = {} if place.rank else {STORE: f"{place.address}:{STORE_PORT}"}
+    return {"VLLM_HOST_IP": place.address} | store | dict.fromkeys(names, place.interface)

@@ -64,13 +64,13 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 def _mapping(loader: Any, node: Any) -> dict[Any, Any]:
     pairs = loader.construct_pairs(node, deep=True)
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(place for place, key in enumerate(keys) if key in keys[:place])
         mark = node.value[twice][0].start_mark
         raise yaml.constructor.ConstructorError(None, None, f"key {keys[twice]!r} stands twice", mark)
-    return made
+    return mapping
 
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)

@@ -416,8 +416,8 @@ class ModelPin(StrictModel):
         """The pin, as its file has it, that one of the repositories is of."""
         if self.drafter is None or name == DRAFTER:
             return self.drafter or self
-        own = {key: repository for key, repository in self.repositories.items() if key != DRAFTER}
-        return self.model_copy(update={"repositories": own, "drafter": None})
+        repositories = {key: repository for key, repository in self.repositories.items() if key != DRAFTER}
+        return self.model_copy(update={"repositories": repositories, "drafter": None})
 
     def is_whole(self, name: str) -> bool:
         """Whether all files of a repository are fetched."""

@@ -121,8 +121,8 @@ def split(text: str, file: object) -> list[str]:
 
 def origins(recipe: Recipe, stack: Stack, chain: Sequence[Stage]) -> dict[str, str]:
     """Flag or variable -> the file that has the last word on it."""
-    own = [flag.key for flag in parse_flags(own_argv(recipe))[1]]
-    found = dict.fromkeys([*own, *recipe.env], recipe.file)
+    keys = [flag.key for flag in parse_flags(own_argv(recipe))[1]]
+    found = dict.fromkeys([*keys, *recipe.env], recipe.file)
     for file, serve in setters(stack, chain):
         found |= dict.fromkeys([*(Flag((name,)).key for name in serve.flags), *serve.env], file)
     return found
@@ -131,16 +131,16 @@ def origins(recipe: Recipe, stack: Stack, chain: Sequence[Stage]) -> dict[str, s
 def overruled(recipe: Recipe, stack: Stack, chain: Sequence[Stage]) -> list[str]:
     """One line for each setting of the recipe that stack or stages replace by another value."""
     argv, env = serve_argv(recipe, stack, chain)
-    final, where, own = parse_flags(argv)[1], origins(recipe, stack, chain), recipe.file
+    final, where, ours = parse_flags(argv)[1], origins(recipe, stack, chain), recipe.file
     found = []
     for flag in parse_flags(own_argv(recipe))[1]:
-        kept = next((other for other in final if flag.sets(other.key)), None)
-        if kept is not None and where[kept.key] != own and not flag.same(kept) and flag.key not in ADDED:
-            found.append(f"{own}: {' '.join(flag.words)} has no effect: {where[kept.key]} sets {' '.join(kept.words)}")
+        last = next((other for other in final if flag.sets(other.key)), None)
+        if last is not None and where[last.key] != ours and not flag.same(last) and flag.key not in ADDED:
+            found.append(f"{ours}: {' '.join(flag.words)} has no effect: {where[last.key]} sets {' '.join(last.words)}")
     for name, value in environment(recipe.env).items():
         if env.get(name) != value:
             why = f"{where[name]} sets {name}={env[name]}" if name in env else "several nodes have one process each"
-            found.append(f"{own}: {name}={value} has no effect: {why}")
+            found.append(f"{ours}: {name}={value} has no effect: {why}")
     return found
 
 

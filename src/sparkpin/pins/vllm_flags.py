@@ -95,8 +95,8 @@ def set_flag(argv: Sequence[str], name: str, value: FlagValue) -> list[str]:
     if new.key in ADDED:
         return [*argv, *([] if any(flag.same(new) for flag in flags) else new.words)]
     at = next((index for index, flag in enumerate(flags) if flag.sets(new.key)), len(flags))
-    kept = [*flags[:at], new, *(flag for flag in flags[at:] if not flag.sets(new.key))]
-    return [*head, *(word for flag in kept for word in flag.words)]
+    merged = [*flags[:at], new, *(flag for flag in flags[at:] if not flag.sets(new.key))]
+    return [*head, *(word for flag in merged for word in flag.words)]
 
 
 def drop_flags(argv: Sequence[str], *names: str) -> list[str]:

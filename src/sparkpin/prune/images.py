@@ -91,7 +91,7 @@ def moving_and_own_tags(state: EngineState, removed: Sequence[Release]) -> list[
     """The tags of removed releases, and the moving tag of a stage where it names one of their images: another data
     directory may have moved it to its own."""
     ids = {tag: image.id for image in state.images for tag in image.tags}
-    own = [release.tag for release in removed if release.tag in ids]
-    going = {ids[tag] for tag in own} - state.used.keys()  # the engine would refuse
+    tags = [release.tag for release in removed if release.tag in ids]
+    going = {ids[tag] for tag in tags} - state.used.keys()  # the engine would refuse
     moving = dict.fromkeys(stage_tag(release.recipe, release.stage) for release in removed)
-    return [*own, *(tag for tag in moving if ids.get(tag) in going)]
+    return [*tags, *(tag for tag in moving if ids.get(tag) in going)]

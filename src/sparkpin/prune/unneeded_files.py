@@ -150,8 +150,8 @@ def marks_of_locks(paths: Paths, staying: Sequence[Release]) -> set[str]:
     files = sorted((paths.project / "pins").glob("*/*.lock"))
     locks = {file.read_bytes(): str(file) for file in files}
     for release in staying:
-        kept = read_inputs(paths, release, "pins/")
-        locks |= {text: f"{release.tag}: {name}" for name, text in kept.items() if name.endswith(".lock")}
+        inputs = read_inputs(paths, release, "pins/")
+        locks |= {text: f"{release.tag}: {name}" for name, text in inputs.items() if name.endswith(".lock")}
     found = set[str]()
     for text, name in locks.items():
         try:

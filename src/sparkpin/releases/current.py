@@ -184,11 +184,11 @@ def list_images(paths: Paths, engine: Engine) -> ImageRows:
                     "host": release.host.model_dump() if release.host else None,
                 }
             )
-    own = [image.unique_size(images) for image in present.values()]
+    sizes = [image.unique_size(images) for image in present.values()]
     layers: dict[str, int] = {}
     for image in present.values():
         layers.update(image.layers or {})
-    shared = sum(layers.values()) - sum(filter(None, own)) if present and None not in own else None
+    shared = sum(layers.values()) - sum(filter(None, sizes)) if present and None not in sizes else None
     return ImageRows(rows, shared, faults)
 
 

@@ -30,7 +30,7 @@ BRING_BACK = "import a bundle of a release that has it (`invoke import FILE`), o
 class KeptInputs:
     """kept: the store of SPARKPIN_HOME; fetched: that of SPARKPIN_CACHE."""
 
-    kept: Store
+    store: Store
     fetched: Store
 
     @classmethod
@@ -39,38 +39,38 @@ class KeptInputs:
 
     def holding(self, file: LockedFile) -> Store:
         """The store that has the file, by its size; the fetched one, whose errors say how to get it, when none has."""
-        return self.kept if self.kept.has(file) else self.fetched
+        return self.store if self.store.has(file) else self.fetched
 
-    def keep(self, source: Path, sha256: str, size: int) -> None:
+    def add(self, source: Path, sha256: str, size: int) -> None:
         """Take a file in, unless it is there and whole. IntegrityError when it is not what it is said to be."""
         file = LockedFile(name=source.name, file="kept", size=size, sha256=sha256)
         if self.has_all([sha256]):
             # Young again for `prune`, should the run be killed before its record is written.
-            os.utime(self.kept.path(sha256))
+            os.utime(self.store.path(sha256))
         else:
-            self.kept.add(source, file)
+            self.store.add(source, file)
 
     def read(self, sha256: str, what: str) -> bytes:
         """A kept file's bytes, verified. what: its name for the error."""
         try:
-            data = self.kept.path(sha256).read_bytes()
+            data = self.store.path(sha256).read_bytes()
         except FileNotFoundError:
             data = b""
         if hashlib.sha256(data).hexdigest() != sha256:
-            fault = f"{what} (sha256={sha256}) is missing or damaged in {self.kept.root}"
+            fault = f"{what} (sha256={sha256}) is missing or damaged in {self.store.root}"
             raise IntegrityError(fault, next_step=BRING_BACK)
         return data
 
     def has_all(self, wanted: Iterable[str]) -> bool:
         """Whether every one of these SHA-256 is kept and whole. Reads them: project files are small."""
-        places = {sha256: self.kept.path(sha256) for sha256 in wanted}
+        places = {sha256: self.store.path(sha256) for sha256 in wanted}
         return all(path.is_file() and sha256_file(path)[0] == sha256 for sha256, path in places.items())
 
     def keep_project(self, project: Path, files: Mapping[str, str]) -> None:
         """Keep files of the project (path -> SHA-256)."""
         for name, sha256 in files.items():
             path = project / name
-            self.keep(path, sha256, path.stat().st_size)
+            self.add(path, sha256, path.stat().st_size)
 
 
 def reason(error: SparkpinError) -> str:

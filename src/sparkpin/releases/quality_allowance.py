@@ -20,21 +20,21 @@ def judge(texts: Texts, skills: Sequence[Skill], allowed: Quality) -> tuple[Judg
     """texts: of all kinds. One line for each limit that the stage sets and that could be measured: not of a skill of
     which the reference has none to lose.
     """
-    seen: dict[str, Figure] = {"kl": texts.kl, "top1": texts.top1}
-    seen |= {"perplexity": texts.ratio} if texts.perplexity_reference <= GUESSING else {}  # else it means nothing
-    seen |= {"continued_kl": texts.continued_kl} if texts.continued else {}  # of no token it is 0
+    figures: dict[str, Figure] = {"kl": texts.kl, "top1": texts.top1}
+    figures |= {"perplexity": texts.ratio} if texts.perplexity_reference <= GUESSING else {}  # else it means nothing
+    figures |= {"continued_kl": texts.continued_kl} if texts.continued else {}  # of no token it is 0
     by_name = {skill.name: skill for skill in skills if skill.reference}
-    seen |= {key: by_name[name].lost for key, name in SKILLS.items() if name in by_name}
+    figures |= {key: by_name[name].lost for key, name in SKILLS.items() if name in by_name}
     limits = limits_of(allowed)
     return tuple(
         Judged(name=name, limit=limits[name], seen=figure, kept=kept_of(name, figure, limits[name]))
-        for name, figure in seen.items()
+        for name, figure in figures.items()
         if name in limits
     )
 
 
 def kept_of(name: str, figure: Figure, limit: float) -> Kept:
-    return kept(figure, limit, least=name in AT_LEAST, room=room_of(name, limit))
+    return verdict_of(figure, limit, least=name in AT_LEAST, room=room_of(name, limit))
 
 
 def limits_of(allowed: Quality) -> dict[str, float]:
@@ -49,7 +49,7 @@ def notes(texts: Texts, skills: Sequence[Skill], allowed: Quality) -> tuple[str,
     return (f"not judged: {lacking} (it was not asked, or the reference has nothing to lose)",) if lacking else ()
 
 
-def kept(figure: Figure, limit: float, *, least: bool, room: float) -> Kept:
+def verdict_of(figure: Figure, limit: float, *, least: bool, room: float) -> Kept:
     """least: the limit is the least value; room: what may be lost, which an interval that tells is narrower than."""
     value, best, worst = figure.value, figure.low, figure.high
     if least:

@@ -60,8 +60,8 @@ def check(paths: Paths, release: Release, *, accepted: str) -> Promotable:
     notes = [quality_allowance.line(line) for line in lines if line.kept != "within"]
     notes += [f"accepted: {reason}"] if more else []
     notes += quality_allowance.notes(record.overall, record.skills, stage.quality) if stage else ()
-    kept = [line.kept for line in lines].count("within")
-    limits = f"{kept} of {len(lines)} limits kept" if lines else "its stage sets no limits"
+    within = [line.kept for line in lines].count("within")
+    limits = f"{within} of {len(lines)} limits kept" if lines else "its stage sets no limits"
     notes.append(f"quality against {record.reference}: {limits}, measured {record.time}")
     return Promotable(tuple(notes), tuple(line.name for line in more))
 

@@ -27,7 +27,7 @@ class LimitBar:
     """A loss and its limit, both as shares of the limit: 0 is no loss, 1 all that may be lost."""
 
     name: str
-    seen: str  # value and interval
+    measured: str  # value and interval
     limit: str
     verdict: str
     kind: Kind
@@ -129,7 +129,7 @@ class RecipePart:
 
 @dataclass(frozen=True)
 class Report:
-    made: str  # ISO 8601, UTC
+    time: str  # ISO 8601, UTC
     version: str
     recipes: tuple[RecipePart, ...]
     faults: tuple[str, ...] = ()  # of recipes without a release that can be read

@@ -44,10 +44,10 @@ def gather(paths: Paths, recipe: str | None) -> facts.Report:
             faults += [fault.message for fault in broken]
             if recipe and not broken:
                 manifests.load_recipe(paths.project, name)
-    own = ""
+    sparkpin_version = ""
     with contextlib.suppress(PackageNotFoundError):  # run from a checkout that nobody installed
-        own = version("sparkpin")
-    return facts.Report(now(), own, tuple(parts), tuple(faults))
+        sparkpin_version = version("sparkpin")
+    return facts.Report(now(), sparkpin_version, tuple(parts), tuple(faults))
 
 
 def recipe_part(

@@ -80,7 +80,7 @@ def damaged(title: str, error: SparkpinError, hint: str) -> ReportEvidence:
 
 
 def limit_bar(judged: quality.Judged) -> LimitBar:
-    seen, limit, name = judged.seen, judged.limit, judged.name
+    value, limit, name = judged.seen, judged.limit, judged.name
     room, least = quality_allowance.room_of(name, limit), name in quality_allowance.AT_LEAST
 
     def share(figure: float) -> float:
@@ -89,13 +89,13 @@ def limit_bar(judged: quality.Judged) -> LimitBar:
 
     return LimitBar(
         name=NAMES.get(name, name),
-        seen=seen.text(),
+        measured=value.text(),
         limit=f"{'at least' if least else 'at most'} {limit:g}",
         verdict=quality_allowance.TOLD[judged.kept],
         kind=KEPT[judged.kept],
-        value=share(seen.value),
-        low=share(seen.high if least else seen.low),
-        high=share(seen.low if least else seen.high),
+        value=share(value.value),
+        low=share(value.high if least else value.low),
+        high=share(value.low if least else value.high),
     )
 
 

@@ -58,8 +58,8 @@ def resource(name: str) -> str:
 
 def markdown(report: Report) -> str:
     """A table for each recipe, without faults: what is damaged here is nothing for others."""
-    made = "\n".join(line for part in report.recipes for line in table(part))
-    return made or ("No release that can be read." if report.faults else "No release yet: `invoke up`.")
+    rows = "\n".join(line for part in report.recipes for line in table(part))
+    return rows or ("No release that can be read." if report.faults else "No release yet: `invoke up`.")
 
 
 def table(part: RecipePart) -> Iterator[str]:
@@ -140,10 +140,10 @@ def draw_shares(memory: ReportMemory) -> str:
         title = f"<title>{escape(what)}</title>"
         parts.append(share(x, unit * size, f"share{place % 6}", title))
         x += unit * size
-    taken = max(0, memory.total - memory.free)
-    parts.append(share(2 * WIDTH - unit * taken, unit * taken, "taken", "<title>in use already</title>"))
+    in_use = max(0, memory.total - memory.free)
+    parts.append(share(2 * WIDTH - unit * in_use, unit * in_use, "taken", "<title>in use already</title>"))
     label = "; ".join(f"{what} {size:,} bytes" for what, size, _ in memory.shares)
-    label += f"; in use already {taken:,} of {memory.total:,} bytes"
+    label += f"; in use already {in_use:,} of {memory.total:,} bytes"
     return svg(f"{2 * WIDTH} 18", label, parts, ' preserveAspectRatio="none"')
 
 
@@ -182,4 +182,4 @@ def draw_limit(bar: LimitBar) -> str:
         tip = tip or f"{place:.1f},6 {place:.1f},14"
         body.append(f'<polyline points="{tip}" class="interval {bar.kind}"/>')
     body.append(f'<circle cx="{value:.1f}" cy="10" r="4" class="dot {bar.kind}"/>')
-    return svg(f"{LIMIT_WIDTH} 20", f"{bar.name}: {bar.seen}, {bar.limit}: {bar.verdict}", body)
+    return svg(f"{LIMIT_WIDTH} 20", f"{bar.name}: {bar.measured}, {bar.limit}: {bar.verdict}", body)

@@ -165,8 +165,8 @@ class BisectPlan:
         argv = tuple(word for words in flags.values() for word in shlex.split(words))
         env = mix_values("variable", self.good.env, self.bad.env, chosen)
         key = release_key(base.build_key, checkpoint, argv, env)
-        made = replace(base, key=key, checkpoint_key=checkpoint, argv=argv, env=env)
-        return replace(made, smoke=None, state="built")
+        release = replace(base, key=key, checkpoint_key=checkpoint, argv=argv, env=env)
+        return replace(release, smoke=None, state="built")
 
     def build(self, chosen: Collection[str]) -> Release:
         """The good release with an image that is neither's."""
@@ -176,8 +176,8 @@ class BisectPlan:
                 fetch_missing(side, engine, pairings)
                 built = build_images(side, engine, pairings)[-1]
         image = pairings[-1].rendered
-        made = replace(self.good, tag=image.ref, build_key=image.key, size=built.size)
-        return replace(made, image=built.config_digest, diff_ids=built.diff_ids)
+        release = replace(self.good, tag=image.ref, build_key=image.key, size=built.size)
+        return replace(release, image=built.config_digest, diff_ids=built.diff_ids)
 
 
 def make_plan(paths: Paths, good_name: str, bad_name: str) -> BisectPlan:

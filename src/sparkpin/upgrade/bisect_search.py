@@ -74,11 +74,11 @@ class Search:
             release = self.plan.combine(chosen)
         except UNFIT as error:
             log.write_text(f"{error}\n")
-            made = Trial(verdict="unresolved", how=f"cannot be made: {error.message.splitlines()[0]}")
+            trial = Trial(verdict="unresolved", how=f"cannot be made: {error.message.splitlines()[0]}")
         else:
-            made = self.judge(release, log)
-        say(f"{title}: {made.verdict}, {printable(made.how)}")
-        return made
+            trial = self.judge(release, log)
+        say(f"{title}: {trial.verdict}, {printable(trial.how)}")
+        return trial
 
     def culprits(self) -> tuple[str, ...]:
         """The changes that fail together as the bad release does, of which none can be left out. Where its server does
@@ -86,8 +86,8 @@ class Search:
         bad = self.trial(self.plan.changes)
 
         def is_bad(some: Sequence[str]) -> bool:
-            made = self.trial(some)
-            return (made.verdict, made.started) == (bad.verdict, bad.started)
+            trial = self.trial(some)
+            return (trial.verdict, trial.started) == (bad.verdict, bad.started)
 
         return minimal([[change for change in self.plan.changes if change.startswith(kind)] for kind in KINDS], is_bad)
 

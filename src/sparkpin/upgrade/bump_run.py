@@ -82,8 +82,8 @@ def bump(paths: Paths, current: Release, asked: Asked, commands: Commands) -> No
         fresh = fresh.model_copy(update={"changes": tuple(changes), "release": new.tag})
         candidate = Candidate(there, engine_of(paths), current, pairings, commands)
         known = record.read(folder)
-        made = known if known and known.verdict else judge(candidate, fresh, folder)
-        require_promotable(made, folder)
+        bump = known if known and known.verdict else judge(candidate, fresh, folder)
+        require_promotable(bump, folder)
         if not asked.apply:
             show("nothing was changed; next: the same command with --apply, which promotes it and writes the lock")
             return
@@ -91,7 +91,7 @@ def bump(paths: Paths, current: Release, asked: Asked, commands: Commands) -> No
             changed = "pins or locks were changed while newer versions were tried"
             raise InputError(changed, next_step="nothing was promoted or written; the same command again")
         commands.promote(new.tag)
-        record.write(folder, made.model_copy(update={"applied": now()}))
+        record.write(folder, bump.model_copy(update={"applied": now()}))
         write_locks(paths, there, locks)
 
 
@@ -113,12 +113,12 @@ def judge(candidate: Candidate, fresh: Bump, folder: Path) -> Bump:
             require_image(candidate.engine, current)
             steps.append(finished(name, began, error.message.splitlines()[0], passed=False))
             guilty = "" if name == "build" else blame(candidate, steps[-1], folder / FOLDER)
-            made = stays(fresh, tuple(steps), guilty)
+            bump = stays(fresh, tuple(steps), guilty)
             break
     else:
-        made = fresh.model_copy(update={"steps": tuple(steps), "verdict": "promote"})
-    record.write(folder, made)
-    return made
+        bump = fresh.model_copy(update={"steps": tuple(steps), "verdict": "promote"})
+    record.write(folder, bump)
+    return bump
 
 
 def finished(name: str, began: float, detail: str, *, passed: bool = True) -> Step:
@@ -146,17 +146,17 @@ def blame(candidate: Candidate, step: Step, folder: Path) -> str:
     return ", ".join(plan.changes[change] for change in search.culprits())
 
 
-def require_promotable(made: Bump, folder: Path) -> None:
+def require_promotable(bump: Bump, folder: Path) -> None:
     """Prints the verdict. BumpError where the current release stays."""
-    for one in made.steps:
+    for one in bump.steps:
         verdict = "ok" if one.passed else "failed"
         show(f"{one.name:8} {verdict:7} {terminal.seconds(one.seconds):>9}  {printable(one.detail)}")
-    if made.guilty:
-        show(f"because of {printable(made.guilty)}")
-    show(f"verdict: {made.verdict} ({folder / record.FILE})")
-    if made.verdict == "stay":
+    if bump.guilty:
+        show(f"because of {printable(bump.guilty)}")
+    show(f"verdict: {bump.verdict} ({folder / record.FILE})")
+    if bump.verdict == "stay":
         step = f"nothing was changed; invoke report shows it; to try it again: rm -r {folder}"
-        raise BumpError(f"{made.current} stays: {made.reason}", next_step=step)
+        raise BumpError(f"{bump.current} stays: {bump.reason}", next_step=step)
 
 
 def write_locks(paths: Paths, there: Paths, locks: list[str]) -> None:

@@ -56,7 +56,7 @@ class Candidate:
     """What is tried against the current release. paths: of the project on the side; pairings: of the chain of images,
     of which the last is the one that is tried.
 
-    Each step returns what was seen, and raises one of FAILURES where it fails. With `keep` the result is kept with the
+    Each step returns its finding, and raises one of FAILURES where it fails. With `record` the result is kept with the
     release; a combination of a search has no record to keep it with.
     """
 
@@ -71,16 +71,16 @@ class Candidate:
         return Releases(self.paths).get(self.pairings[-1].tag)
 
     def run(self, step: str) -> str:
-        return self.build() if step == "build" else getattr(self, step)(self.release, keep=True)
+        return self.build() if step == "build" else getattr(self, step)(self.release, record=True)
 
     def build(self) -> str:
         with at_work(self.paths) as engine:
             fetch_missing(self.paths, engine, self.pairings)
-            for made in build_releases(self.paths, engine, self.pairings):
-                self.commands.attest(self.paths, made)
-        return f"{terminal.count(len(self.pairings), 'image')}, {terminal.size(made.size)}"
+            for release in build_releases(self.paths, engine, self.pairings):
+                self.commands.attest(self.paths, release)
+        return f"{terminal.count(len(self.pairings), 'image')}, {terminal.size(release.size)}"
 
-    def inspect(self, release: Release, *, keep: bool) -> str:
+    def inspect(self, release: Release, *, record: bool) -> str:
         """InspectionError for a fault that the current release does not have."""
         results = [inspect(self.paths, self.engine, one) for one in (self.current, release)]
         known = {(row.rule, row.subject, row.what) for row in results[0].errors}
@@ -88,11 +88,11 @@ class Candidate:
             raise InspectionError(clipped("; ".join(f"{row.subject}: {row.text}" for row in more)))
         return results[1].verdict
 
-    def smoke(self, release: Release, *, keep: bool) -> str:
+    def smoke(self, release: Release, *, record: bool) -> str:
         """The stage below it first, which its answers are compared with."""
         records = Releases(self.paths)
         tags = [pairing.tag for pairing in self.pairings[-2:]]
-        if not keep:
+        if not record:
             return self.smoke_again(release, [records.get(tag) for tag in tags])
         self.commands.smoke(self.paths, tuple(one for one in map(records.get, tags) if not one.smoke_passed))
         for one in map(records.get, tags):
@@ -112,24 +112,24 @@ class Candidate:
             raise SmokeError(clipped(bad[0]))
         return "passed"
 
-    def quality(self, release: Release, *, keep: bool) -> str:
+    def quality(self, release: Release, *, record: bool) -> str:
         found = self.commands.quality(self.paths, self.engine, release, self.current)
-        if keep:
+        if record:
             quality_record.save(self.paths, release, self.current, found)
         lines = quality_allowance.judge(found.overall, found.skills, ALLOWED)
         if more := [quality_allowance.line(one) for one in lines if one.kept == "more"]:
             raise QualityError("; ".join(more))
         return ", ".join(f"{one.name} {one.seen.text()}" for one in lines)
 
-    def speed(self, release: Release, *, keep: bool) -> str:
-        return judge_speed(self.commands.speed(self.paths, self.engine, self.current, release, keep))
+    def speed(self, release: Release, *, record: bool) -> str:
+        return judge_speed(self.commands.speed(self.paths, self.engine, self.current, release, record))
 
     def judge(self, step: str) -> Judge:
         """How a search compares a combination of changes with the current release."""
 
         def judge(release: Release, log: Path) -> Trial:
             try:
-                return Trial(verdict="good", how=getattr(self, step)(release, keep=False))
+                return Trial(verdict="good", how=getattr(self, step)(release, record=False))
             except FAILURES as error:
                 log.write_text(f"{error}\n")
                 return Trial(verdict="bad", how=error.message.splitlines()[0])
@@ -137,11 +137,11 @@ class Candidate:
         return judge
 
 
-def judge_speed(made: Comparison) -> str:
+def judge_speed(comparison: Comparison) -> str:
     """BumpError where requests failed, or a 95 % interval lies wholly beyond SLOWER."""
-    together: Sequence[Ratio] = [row for row in made.ratios if row.cell == ALL] or made.ratios
-    if made.failed:
-        raise BumpError(f"{terminal.count(made.failed, 'request')} of the benchmark were not answered")
+    together: Sequence[Ratio] = [row for row in comparison.ratios if row.cell == ALL] or comparison.ratios
+    if comparison.failed:
+        raise BumpError(f"{terminal.count(comparison.failed, 'request')} of the benchmark were not answered")
     verdicts = [slower(row) for row in together]
     if slow := [ratio_text(row) for row, one in zip(together, verdicts, strict=True) if one == "more"]:
         raise BumpError(f"slower: {', '.join(slow)}")
@@ -152,7 +152,7 @@ def slower(row: Ratio) -> quality_record.Kept:
     """Against SLOWER. One round has no interval, and is inconclusive."""
     least = row.metric in HIGHER
     figure = quality_record.Figure(value=row.ratio, low=row.low or 0.0, high=row.high or math.inf)
-    return quality_allowance.kept(figure, 1 - SLOWER if least else 1 / (1 - SLOWER), least=least, room=0)
+    return quality_allowance.verdict_of(figure, 1 - SLOWER if least else 1 / (1 - SLOWER), least=least, room=0)
 
 
 def ratio_text(row: Ratio) -> str:

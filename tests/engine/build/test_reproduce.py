@@ -160,7 +160,7 @@ def test_lost_and_damaged_inputs_are_told_and_come_back_with_the_next_build(site
     release = site.build()[-1]
     inputs = KeptInputs.of(site.paths)
     wheel = next(file for file in records_of(site.paths, release)[1].context if file.path.endswith(".whl"))
-    paths = [inputs.kept.path(release.inputs[f"recipes/{release.recipe}.yaml"]), inputs.kept.path(wheel.sha256)]
+    paths = [inputs.store.path(release.inputs[f"recipes/{release.recipe}.yaml"]), inputs.store.path(wheel.sha256)]
     contents = [path.read_bytes() for path in paths]
     paths[1].unlink()
     with pytest.raises(IntegrityError, match=r"1 inputs of .* are gone .* mod hello 0\.1\.0") as lost:

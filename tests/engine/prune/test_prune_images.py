@@ -241,4 +241,4 @@ def test_what_a_running_build_takes_over_from_a_release_stays(
         heard(act)
         freed = prune(paths, engine, 1)
     assert tags_of(freed.removed) == [second.tag, first.tag] and len(freed.files["checkpoints"]) == 2
-    assert "kept inputs" not in freed.files and KeptInputs.of(paths).kept.path(inputs["recipes/tiny.yaml"]).is_file()
+    assert "kept inputs" not in freed.files and KeptInputs.of(paths).store.path(inputs["recipes/tiny.yaml"]).is_file()

@@ -83,7 +83,7 @@ def test_what_every_import_would_refuse_is_not_exported(
 ) -> None:
     """And once it is mended, it is. data: None: the file is gone."""
     digest = next(iter(own.release.inputs.values()))
-    path = KeptInputs.of(own.paths).kept.path(digest) if what == "input" else own.folder / what
+    path = KeptInputs.of(own.paths).store.path(digest) if what == "input" else own.folder / what
     whole = path.read_bytes()
     path.unlink() if data is None else path.write_bytes(data)
     with pytest.raises(IntegrityError) as caught:

@@ -240,7 +240,7 @@ class Home:
 
 
 def place_of(paths: Paths, data: bytes) -> Path:
-    return KeptInputs.of(paths).kept.path(hashlib.sha256(data).hexdigest())
+    return KeptInputs.of(paths).store.path(hashlib.sha256(data).hexdigest())
 
 
 def test_what_only_a_removed_release_refers_to_goes_at_once(paths: Paths) -> None:

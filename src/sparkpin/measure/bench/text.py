@@ -93,6 +93,4 @@ def show_comparison(made: Comparison) -> None:
     terminal.show(f"order: {made.order}; each turn had a server of its own")
     terminal.show("B / A: geometric mean of paired ratios, one a round; 95 %: an interval for it, of their logarithms")
     if made.failed:
-        terminal.show(
-            f"note: {terminal.count(made.failed, 'request')} FAILED: others had more of the server"
-        )
+        terminal.show(f"note: {terminal.count(made.failed, 'request')} FAILED: others had more of the server")
