@@ -6,6 +6,7 @@ not what this writes.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
@@ -156,6 +157,20 @@ def issues() -> Iterator[str]:
     yield table("where | what broke for others | what to do", rows) + "\n"
 
 
+def exit_codes() -> Iterator[str]:
+    rows = {kind.exit_code: inspect.getdoc(kind) or "" for kind in SparkpinError.__subclasses__()}
+    texts = {code: re.sub(r"\s+", " ", text.partition(". Exit code")[0]) for code, text in rows.items()}
+    texts |= {
+        1: "`diff` or `plan` with `--exit-code`, a failed `test` or `check`; with a traceback, a fault of sparkpin",
+        130: "interrupted (Ctrl-C): nothing half-made will be used",
+        141: "the reader of the output has closed it (`| head`)".replace("|", "\\|"),
+    }
+    yield (
+        table("code | meaning", [(str(code), text[:1].lower() + text[1:]) for code, text in sorted(texts.items())])
+        + "\n"
+    )
+
+
 def published() -> Iterator[str]:
     rows = [
         (one.recipe, code(one.stage), f"{one.tokens_per_second:g}", cell(one.says), source_of(one))
@@ -183,7 +198,7 @@ def matrix() -> Iterator[str]:
 
 
 PARTS: dict[str, Callable[[], Iterator[str]]] = {
-    made.__name__: made for made in (commands, schemas, symptoms, mistakes, issues, published, matrix)
+    made.__name__: made for made in (commands, schemas, symptoms, mistakes, issues, exit_codes, published, matrix)
 }
 
 

@@ -1,4 +1,4 @@
-"""docs/exit-codes.md has a row for each kind of failure, in its own words; what an error of a manifest has as data."""
+"""Each kind of failure has its own exit code, which its docstring names; what an error of a manifest has as data."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ import inspect
 import re
 
 import pytest
-from places import PROJECT
 
 from sparkpin.core import errors
 
 
-def test_the_page_of_exit_codes_is_what_the_errors_say() -> None:
-    page = dict(re.findall(r"^\| (\d+) \| (.*) \|$", (PROJECT / "docs/exit-codes.md").read_text(), re.M))
+def test_each_kind_has_its_own_exit_code_and_says_so() -> None:
     kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, errors.SparkpinError)]
     codes = [str(kind.exit_code) for kind in kinds]
     assert len({*codes}) == len(codes) > 10
-    assert [*page] == sorted(page, key=int) and {*page} == {*codes, "130", "141"}
-    for kind in kinds[1:]:
-        text, code = re.match(r"(.*)\. Exit code (\d+)\.", kind.__doc__ or "").groups()  # type: ignore[union-attr]
-        assert (int(code), page[code].lower()) == (kind.exit_code, text.lower())
+    for kind in kinds[1:]:  # docs/exit-codes.md is made of these
+        assert re.match(rf".*\. Exit code {kind.exit_code}\.", kind.__doc__ or "")
 
 
 @pytest.mark.parametrize(
