@@ -38,7 +38,7 @@ def require_fitting(kind: Kind, **given: object) -> None:
             raise InputError(cause, next_step=f"the same command without {option}")
 
 
-@task("prove and carry")
+@task("verify and distribute")
 def export(
     tag: Annotated[str, "release to export"],
     place: Annotated[str, "file to write, registry (oci://HOST/NAME) or engine (ssh://HOST, unix://..., tcp://...)"],
@@ -102,7 +102,7 @@ def to_engine(paths: Paths, release: Release, url: str, *, checkpoint: bool, dee
     show(f"next, for its record: invoke export {release.tag} FILE, and there: invoke import FILE")
 
 
-@task("prove and carry")
+@task("verify and distribute")
 def import_(
     place: Annotated[
         str, "what `export` wrote, oci://HOST/NAME:TAG (or @sha256:DIGEST) of a registry, or ssh://HOST[/CHECKOUT]"

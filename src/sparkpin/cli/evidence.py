@@ -45,7 +45,7 @@ def step_of(wrong: Sequence[str], paths: Paths, release: Release) -> str:
     return current.how_to_rebuild(release)
 
 
-@task("prove and carry")
+@task("verify and distribute")
 def verify(
     subject: Annotated[str, "tag of a release, or the file of a bundle", "TAG|FILE"],
     *,

@@ -37,7 +37,7 @@ def diff(
     return int(exit_code and not found.identical)
 
 
-@task("prove and carry")
+@task("verify and distribute")
 def why(
     paths: Paths, tag: Annotated[str, "release"], path: Annotated[str, "in its image"], *, json: Json = False
 ) -> None:
@@ -49,7 +49,7 @@ def why(
     show_json(asdict(origin)) if json else show("\n".join(origin_lines(origin)))
 
 
-@task("prove and carry")
+@task("verify and distribute")
 def reproduce(
     paths: Paths,
     tag: Annotated[str, "release, or a stage for its newest one"],

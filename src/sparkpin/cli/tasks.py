@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 
 HERE = Path(__file__).parent
 F = TypeVar("F", bound=Callable[..., Any])
-GROUPS = ("serve", "releases", "measure", "build", "inputs", "prove and carry", "machine", "for developers")
+GROUPS = ("serve", "releases", "measure", "build", "inputs", "verify and distribute", "machine", "for developers")
 FIRST = ("up", "serve", "images", "promote", "rollback", "smoke", "bench", "test")
 """Of their groups."""
 HEAD = re.compile(r'^@task\("([\w ]+)"\)\ndef (\w+)\((?:[^"]|"[^"\n]*")*?\n?\) -> [^\n]*:\n    """([^"\n]*)', re.M)
