@@ -21,7 +21,11 @@ CODE = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 NO_PROSE = re.compile(r"^[^ ]*$")  # a key, a path, a flag
-DATA = ("releases/crash_causes.yaml",)
+DATA = (
+    "pins/families.yaml", "pins/known_issues.yaml", "src/sparkpin/releases/crash_causes.yaml",
+    "src/sparkpin/serve/clients.yaml", "src/sparkpin/serve/rules.yaml", "src/sparkpin/smoke/inspect/rules.yaml",
+)  # fmt: skip
+NOT_OURS = {"evidence", "samples", "spellings", "unverified"}  # what others wrote, and notes on them
 
 
 @cache
@@ -58,6 +62,15 @@ def strings(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
+def values(data: object) -> Iterator[str]:
+    """The strings of what a YAML file has."""
+    if isinstance(data, str):
+        yield data
+    elif isinstance(data, dict | list):
+        for one in data if isinstance(data, list) else [data[key] for key in data if key not in NOT_OURS]:
+            yield from values(one)
+
+
 def main() -> int:
     found = []
     for page in [PROJECT / "README.md", *sorted(PROJECT.glob("docs/**/*.md"))]:
@@ -66,10 +79,9 @@ def main() -> int:
         for line, text in strings(module.read_text(encoding="utf-8")):
             if not NO_PROSE.match(text):
                 found += [(module, *fault) for fault in faults(text, line)]
-    for name in DATA:
-        file = PROJECT / "src/sparkpin" / name
-        for row in yaml.safe_load(file.read_text(encoding="utf-8")):
-            found += [(file, 0, fault) for key in ("meaning", "remedy") for _, fault in faults(row[key])]
+    for file in map(PROJECT.joinpath, DATA):
+        texts = values(yaml.safe_load(file.read_text(encoding="utf-8")))
+        found += [(file, 0, fault) for text in texts for _, fault in faults(text)]
     for file, line, fault in found:
         print(f"{file.relative_to(PROJECT)}:{line}: {fault}")
     return int(bool(found))

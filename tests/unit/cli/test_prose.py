@@ -31,6 +31,7 @@ def test_a_planted_fault_is_found(text: str) -> None:
     assert {line for line, _ in PROSE.faults(PROSE.prose(page))} == {3}
     source = f'X = 1\nraise ValueError(f"{{X}} {text}")\n'
     assert [line for at, one in PROSE.strings(source) for line, _ in PROSE.faults(one, at)][:1] == [2]
+    assert any(list(PROSE.faults(one)) for one in PROSE.values([{"do": text}])), "of data"
     task = f'@task("serve")\ndef serve():\n    """{text}"""\n'
     assert any(list(PROSE.faults(one)) for _, one in PROSE.strings(task)), "the help of a task"
 
