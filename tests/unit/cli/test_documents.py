@@ -75,3 +75,12 @@ def test_generated_pages_are_current() -> None:
 @pytest.mark.parametrize("recipe", sorted(PROJECT.glob("docs/examples/*.yaml")), ids=lambda path: path.stem)
 def test_the_annotated_recipes_pass(recipe: Path) -> None:
     assert check.check(PROJECT, str(recipe), None).errors == []
+
+
+def test_the_site_needs_no_other_version_of_what_is_installed() -> None:
+    locked = [
+        dict(re.findall(r"^([\w.-]+)==(\S+) (?:;.*)?\\$", (PROJECT / name).read_text(encoding="utf-8"), re.MULTILINE))
+        for name in ("requirements.lock", ".ci/docs.lock")
+    ]
+    shared = locked[0].keys() & locked[1].keys()
+    assert shared and {name: locked[0][name] for name in shared} == {name: locked[1][name] for name in shared}
