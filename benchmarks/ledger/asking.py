@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from compared import PROOF
 from sparkpin_sabotage import switch
 
 from sparkpin.core.terminal import say
@@ -27,6 +28,7 @@ from sparkpin.measure.prove.run import meet
 from sparkpin.measure.quality import corpus as texts
 from sparkpin.measure.quality import run as quality
 from sparkpin.measure.quality.corpus import CorpusText, SkillAnswer
+from sparkpin.measure.quality.distance import rows_of
 from sparkpin.measure.quality.run import QualityMeasured, Reading
 from sparkpin.releases.record import Demands
 from sparkpin.smoke import metrics
@@ -37,21 +39,13 @@ from sparkpin.smoke.subject import SmokeSubject
 
 DEMANDS = Demands(checks=(), mods=(), acceptance_floor=None, scripted=False)
 AT_ONCE = 8  # questions
-ODD = 3.0  # times the furthest answer of the sound server: told beside the verdict, whose bound for decoding is wide
 SHORT = 400  # tokens of an answer: a model of this size may never stop
 LENGTHS = (500, 1000, 2000, 4000, 8000, 14000)  # tokens between a needle and where it is wanted
 COPIES = 3  # needles of each length
 PLACES = (0, 1024, 2048, 4096, 8192)  # tokens: parts of a long text; an answer with more is beyond the client
 FILLER = " ".join(f"Log {number}: the gate was opened, then closed." for number in range(99))
 CROSSING = (-1, -2, -3, -5, -8, -13)  # tokens, of the 16 that are decoded
-FAULTS = {
-    "drafts-kept": run.READ,
-    "state-not-restored": run.WARM,
-    "state-one-block-late": run.WARM,
-    "hit-off-by-one": run.WARM,
-    "neighbours-block": run.WARM,
-    "stale-after-eviction": run.EVICTED,
-}
+FAULTS = {name: way for name, (way, _) in verdict.PLANTED.items()}
 FILLING = 240.0  # seconds, as a cold pass goes, whose time decoding takes; filling is faster
 SWITCHED = 30.0  # seconds that the engine may take to plant a fault
 
@@ -65,9 +59,7 @@ def measured(client: Client) -> tuple[QualityMeasured, dict[str, Any]]:
     """As `invoke quality`, with shorter answers, and with needles of more lengths."""
     begin, corpus, notes, subject = time.monotonic(), texts.load(), list[str](), subject_at(client)
     readings = quality.read_all(subject, corpus, notes)
-    counts = metrics.acceptance(scraped := scraped_of(client))
-    told: dict[str, Any] = {"drafted": counts.drafted, "accepted": counts.accepted} if counts else {}
-    told["by_position"] = metrics.by_position(scraped)
+    told = drafts_of(client)
     found = needles(client)
     found += texts.ask_tools(subject, corpus)
     client.exchanges.clear()
@@ -158,10 +150,13 @@ def drafted(client: Client) -> dict[str, Any]:
     """Drafts accepted, of answers of the scripted model; the last prompt alone is longer than a block."""
     for text in ("hello", "something long", "Count from one to two hundred, please.", 80 * "What is in this file? "):
         client.post("/v1/chat/completions", {"model": "m", "temperature": 0, "max_tokens": 256, **said(text)})
-    counts = metrics.acceptance(scraped := scraped_of(client))
-    if counts is None:
-        return {}
-    return {"drafted": counts.drafted, "accepted": counts.accepted, "by_position": metrics.by_position(scraped)}
+    return drafts_of(client)
+
+
+def drafts_of(client: Client) -> dict[str, Any]:
+    """Since the server began; nothing of one that does not draft."""
+    counts = metrics.DraftCounts.read(scraped_of(client))
+    return {"drafted": counts.drafted, "accepted": counts.accepted, "by_position": counts.shares} if counts else {}
 
 
 def first_words(client: Client) -> str:
@@ -178,7 +173,19 @@ def proved(client: Client, what: str, folder: Path) -> tuple[dict[str, Any], run
     proof = run.begin(met, 1, (4, 3))
     with mock.patch.object(run, "FILL_SECONDS", FILLING):
         proof.run()
-    return to_json(verdict.conclude(proof, folder, what)), proof
+    found = to_json(verdict.conclude(proof, folder, what)) | {"block": proof.shape.block}
+    return found | {"accepted": drafts_of(client).get("accepted")}, proof
+
+
+def answers_of(proof: run.Proof) -> QualityMeasured:
+    """The cold answers with their log-probabilities, to compare with those of a server without drafts. A reading's
+    name has its prompt, since later prompts hold answers."""
+    nothing = rows_of([])
+    readings = [
+        Reading(f"turn {key}, {hash(tuple(prompt))}", PROOF, prompt[0], nothing, said.rows)
+        for key, (prompt, said) in enumerate(zip(proof.prompts, proof.cold, strict=True))
+    ]
+    return QualityMeasured(proof.met.version, 0.0, tuple(readings), ())
 
 
 @contextlib.contextmanager
@@ -203,26 +210,20 @@ def faults(proof: run.Proof) -> list[str]:
 
 
 def planted(proof: run.Proof, fault: str, folder: Path, sabotage: Path) -> dict[str, Any]:
-    """The pass that should find it, asked again with the fault. What a fault cannot change is not asked again."""
+    """The pass that should find it, asked again with the fault, and its verdict. What a fault cannot change is not
+    asked again."""
     one = FAULTS[fault]
     done = {name: seen for name, seen in proof.done.items() if name != one.name}
     if one is run.READ:  # what was decoded soundly would be compared
-        done = {name: run.Seen() for name in done if name != run.COLD.name}
-    broken = dataclasses.replace(proof, done=done, prompts=[] if one is run.READ else proof.prompts, sent={})
+        done = {way.name: run.Seen() for way in (run.WARM, run.CANCELLED, run.EVICTED)}
+    prompts = [] if one is run.READ else proof.prompts
+    broken = dataclasses.replace(proof, done=done, prompts=prompts, sent={**proof.sent})
     switch(sabotage, fault, ("engine",), SWITCHED)
     try:
         with mock.patch.object(run, "FILL_SECONDS", FILLING):
             broken.run()
+        record = to_json(verdict.conclude(broken, folder, fault))
     finally:
         switch(sabotage, "", ("engine",), SWITCHED)
-    bounds = verdict.bounds(proof)  # of the sound server
-    far = [(key, distance, bounds.of(one, grown=broken.turns[key].number > 0))
-           for key, distance in broken.distances(one)]  # fmt: skip
-    beyond = sum(distance > bound for _, distance, bound in far)
-    sound = [distance for _, distance in proof.distances(one)]  # of the same server, without the fault
-    odd = sum(distance > ODD * max(sound, default=0.0) for _, distance, _ in far)
-    return {"fault": fault, "way": one.name, "answers": beyond, "of": len(far), "found": beyond > 0,
-            "nats": max((distance for _, distance, _ in far), default=0.0), "bounds": sorted({b for *_, b in far}),
-            "sound": [round(distance, 4) for distance in sound], "odd": odd, "hits": broken.done[one.name].hits,
-            "drafted": broken.drafted,
-            "distances": [round(distance, 4) for _, distance, _ in far]}  # fmt: skip
+    sound = [round(distance, 4) for _, distance in proof.distances(one)]  # of the same server, without the fault
+    return {"fault": fault, "way": one.name, "sound": sound, "record": record}

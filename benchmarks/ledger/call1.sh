@@ -17,6 +17,7 @@ ledger=benchmarks/ledger
 python3 -c 'import sys; from pathlib import Path; from benchmarks.scripted_tiny.repositories import generate_plain
 generate_plain(Path(sys.argv[1]), seed=7, positions=16384)' /tmp/scripted
 python3 $ledger/random_shape.py /tmp/scripted /tmp/models/random
+python3 $ledger/random_shape.py /tmp/scripted /tmp/models/dense dense
 date -u
 timeout -s KILL $((seconds + 40)) python3 $ledger/ledger.py "$OUT" --call "${2:-1}" --seconds "$seconds" --at-once 10 "${@:3}"
 date -u

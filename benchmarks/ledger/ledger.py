@@ -160,6 +160,7 @@ def one(setup: Setup, port: int, models: Path, until: float, cpu: str) -> None:
                 kept.keep(WORK / "rows" / f"{setup.name}{compared.LONG}", asking.long_texts(client))
             else:
                 found["record"], proof = asking.proved(client, setup.name, folder)
+                kept.keep(WORK / "rows" / setup.name, asking.answers_of(proof))
                 if setup.crosses:
                     save(found | {"partly": True})
                     found["crossing"] = asking.crossed(client, setup.name, folder / "crossing")
@@ -256,7 +257,7 @@ def shown(name: str) -> str:
     words = found.get("why") or found.get("error") or found.get("record", {}).get("line") or found.get("asked") or ""
     if "crossing" in found:
         words = f"{words} | CROSSING {found['crossing']['line']}"
-    faults = [f"{one['fault']}: {one.get('answers', one)}" for one in found.get("faults", ())]
+    faults = [f"{one['fault']}: {one.get('record', one).get('line')}" for one in found.get("faults", ())]
     return f"{name}: ready {found.get('ready_s')}, done {found.get('done_s')}; {str(words)[:420]} {faults or ''}"
 
 

@@ -2,6 +2,8 @@
 
 The embedding carries a code of one next token, which the LM head knows, so that some of the MTP layer's drafts are
 right; the layers drown it often enough that others are not. The project's src is on the path.
+
+`random_shape.py LIKE OUT dense`: a dense Qwen3 of the same sizes, for what vLLM has in no model with states.
 """
 
 from __future__ import annotations
@@ -28,6 +30,34 @@ REMEMBERS = -7.0  # dt_bias: states of linear attention last for hundreds of tok
 
 SHAPE = Path(__file__).resolve().parents[2] / "pins/models/trained-tiny/config.json"
 KEPT = ("vocab_size", "eos_token_id", "pad_token_id", "rope_parameters")  # of the scripted model, as its tokenizer
+
+
+DENSE = (
+    "bos_token_id", "dtype", "head_dim", "hidden_act", "hidden_size", "max_position_embeddings", "num_attention_heads",
+    "num_key_value_heads", "rms_norm_eps", "tie_word_embeddings",
+)  # fmt: skip
+"""Of the shape, that a dense model has as well."""
+
+
+def dense(c: dict[str, Any]) -> dict[str, Any]:
+    more = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False}
+    more |= {"intermediate_size": 2 * c["hidden_size"], "num_hidden_layers": 4}
+    return {key: c[key] for key in DENSE} | more
+
+
+def dense_layer(c: dict[str, Any], prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, dim, wide = c["hidden_size"], c["head_dim"], c["intermediate_size"]
+    heads, shared = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
+    yield f"{prefix}input_layernorm.weight", (hidden,)
+    yield f"{prefix}post_attention_layernorm.weight", (hidden,)
+    for name, rows in (("q", heads), ("k", shared), ("v", shared)):
+        yield f"{prefix}self_attn.{name}_proj.weight", (rows, hidden)
+    yield f"{prefix}self_attn.o_proj.weight", (hidden, heads)
+    yield f"{prefix}self_attn.q_norm.weight", (dim,)
+    yield f"{prefix}self_attn.k_norm.weight", (dim,)
+    yield f"{prefix}mlp.gate_proj.weight", (wide, hidden)
+    yield f"{prefix}mlp.up_proj.weight", (wide, hidden)
+    yield f"{prefix}mlp.down_proj.weight", (hidden, wide)
 
 
 def layer(c: dict[str, Any], prefix: str, *, full: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -64,6 +94,11 @@ def layer(c: dict[str, Any], prefix: str, *, full: bool) -> Iterator[tuple[str, 
 
 
 def shapes(c: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    if c["model_type"] == "qwen3":
+        for number in range(c["num_hidden_layers"]):
+            yield from dense_layer(c, f"model.layers.{number}.")
+        yield "model.norm.weight", (c["hidden_size"],)
+        return
     hidden, every = c["hidden_size"], c["full_attention_interval"]
     for number in range(c["num_hidden_layers"]):
         yield from layer(c, f"{BODY}layers.{number}.", full=(number + 1) % every == 0)
@@ -79,8 +114,9 @@ def values(name: str, shape: tuple[int, ...], chance: np.random.Generator) -> np
         return np.full(shape, REMEMBERS)
     if name.endswith("linear_attn.norm.weight"):
         return np.ones(shape)
-    if len(shape) == 1:  # these norms multiply by 1 more
-        return np.full(shape, 1.0 if "q_norm" in name or "k_norm" in name else 0.0)
+    if len(shape) == 1:  # Qwen3.5's norms multiply by 1 more
+        more = 0.0 if name.startswith((BODY, "mtp.")) else 1.0
+        return np.full(shape, more + (1.0 if "q_norm" in name or "k_norm" in name else 0.0))
     if len(shape) == 3:
         return chance.standard_normal(shape) * 0.3
     gain = (
@@ -95,9 +131,11 @@ def write(path: Path, c: dict[str, Any], seed: int) -> None:
     codes = chance.standard_normal((words, hidden))
     after = chance.permutation(words)
     embedding = chance.standard_normal((words, hidden)) + SURE * codes[after]
-    fc = np.concatenate([np.eye(hidden), np.zeros((hidden, hidden))], 1) + chance.normal(0, 0.02, (hidden, 2 * hidden))
-    made = [(f"{BODY}embed_tokens.weight", embedding), ("lm_head.weight", codes * LOGITS / hidden**0.5),
-            ("mtp.fc.weight", fc)]  # fmt: skip
+    body = "model." if c["model_type"] == "qwen3" else BODY
+    made = [(f"{body}embed_tokens.weight", embedding), ("lm_head.weight", codes * LOGITS / hidden**0.5)]
+    if body == BODY:
+        left = np.concatenate([np.eye(hidden), np.zeros((hidden, hidden))], 1)
+        made.append(("mtp.fc.weight", left + chance.normal(0, 0.02, (hidden, 2 * hidden))))
     made += [(name, values(name, shape, chance)) for name, shape in shapes(c)]
     sources = []
     for name, tensor in made:
@@ -107,17 +145,17 @@ def write(path: Path, c: dict[str, Any], seed: int) -> None:
     write_file(path, sources)
 
 
-def main(like: Path, out: Path, seed: int = 1) -> None:
+def main(like: Path, out: Path, kind: str = "", seed: int = 1) -> None:
     """like: a folder with a config.json, a tokenizer and a chat template of that model type."""
     out.mkdir(parents=True, exist_ok=True)
     for file in like.iterdir():
         if file.is_file() and file.suffix != ".safetensors" and "index" not in file.name:
             shutil.copy(file, out)
     own, c = (json.loads(file.read_text()) for file in (like / "config.json", SHAPE))
-    c |= {key: own[key] for key in KEPT}
+    c = (dense(c) if kind else c) | {key: own[key] for key in KEPT}
     (out / "config.json").write_text(json.dumps(c, indent=1))
     write(out / "model.safetensors", c, seed)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

@@ -61,10 +61,13 @@ class Setup:
 Mods = tuple[str, ...]
 
 
-def prove(name: str, what: str, weights: str, mods: Mods, *flags: dict[str, str], job: str = "prove") -> Setup:
-    """A small cache, which is soon full."""
+def prove(
+    name: str, what: str, weights: str, mods: Mods, *flags: dict[str, str], job: str = "prove", against: str = "",
+    **more: str,
+) -> Setup:  # fmt: skip
+    """A small cache, which is soon full. against: the server without drafts; more: environment."""
     merged = {key: value for one in flags for key, value in one.items()}
-    return Setup(name, what, weights, mods, merged, job, mib=384)
+    return Setup(name, what, weights, mods, merged, job, against, mib=384, more=more)
 
 
 RANDOM = (
@@ -208,5 +211,35 @@ SMOLLM2 = (
 )  # fmt: skip
 """The fifth: SmolLM2-135M-Instruct."""
 
-CALLS = {"1": (*RANDOM, *BOOTED), "3": UNITS, "2": (*LEDGER[:10], *TRAINED, *LEDGER[10:]), "4": AGAIN, "5": SMOLLM2}
+NGRAM = {
+    "--speculative-config": json.dumps(
+        {"method": "ngram_gpu", "num_speculative_tokens": 2, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    )
+}
+INVARIANT = {"VLLM_BATCH_INVARIANT": "1"}
+DENSE_MODEL = (
+    prove("i-dense", "dense", "dense", (), BLOCKS),
+    prove("i-invariant", "dense, VLLM_BATCH_INVARIANT=1", "dense", (), BLOCKS, **INVARIANT),
+    prove("i-drafts", "dense, drafts from the prompt", "dense", (), BLOCKS, NGRAM, against="i-dense"),
+    prove("i-invariant-drafts", "dense, drafts from the prompt, VLLM_BATCH_INVARIANT=1", "dense", (), BLOCKS, NGRAM,
+          against="i-invariant", **INVARIANT),
+)  # fmt: skip
+HARDER = (
+    prove("h-mtp", "BF16, MTP-2", "bf16", (), MTP, BLOCKS, against="h-bf16"),
+    prove("h-v2-mtp", "v2, MTP-2", "mtp", (HYBRID, HEAD), MTP, BLOCKS, against="h-v2"),
+    prove("h-v2-tq-mtp", "v2-tq, MTP-2", "mtp", (HYBRID, HEAD, CACHE), MTP, TQ, against="h-v2-tq"),
+    prove("h-v3", "v3: MTP layer in FP8, GDN states in float16", "draft", (HYBRID, HEAD, CACHE), MTP, TQ, HALVES,
+          against="h-v3-serial"),
+    prove("h-bf16", "BF16", "bf16", (), BLOCKS),
+    prove("h-v2", "v2 without MTP", "mtp", (HYBRID, HEAD), BLOCKS),
+    prove("h-v2-tq", "v2-tq without MTP", "mtp", (HYBRID, HEAD, CACHE), TQ),
+    prove("h-v3-serial", "v3 without MTP", "draft", (HYBRID, HEAD, CACHE), TQ, HALVES),
+)  # fmt: skip
+"""drafted = serial = concurrent = resumed? Of a dense model bit by bit, where vLLM's kernels promise that; of ours
+within the noise. And the stages' figures again, with what their intervals are made of."""
+NAMED = ("bf16", "mtp", "base", "hybrid", "v2", "v2-mtp", "v2-tq")
+STAGES = (*(one for one in LEDGER if one.name in NAMED), V3)
+
+CALLS = {"1": (*RANDOM, *BOOTED), "3": UNITS, "2": (*LEDGER[:10], *TRAINED, *LEDGER[10:]), "4": AGAIN, "5": SMOLLM2,
+         "6": (RANDOM[0], *DENSE_MODEL), "7": (TRAINED[0], *HARDER, *STAGES)}  # fmt: skip
 BY_NAME = {setup.name: setup for setups in CALLS.values() for setup in setups}

@@ -17,10 +17,9 @@ LEDGER = (
     "change", "against", "KL, nats a token", "same first choice", "perplexity", "KL while decoding", "same words",
     "needles", "drafts accepted", "bytes a token", "tokens that fit",
 )  # fmt: skip
-PROVED = ("server", "weights", "verdict", "furthest: warm, resumed, at once, evicted", "bound", "control", "noise",
-          "hits", "drafted, accepted", "block")  # fmt: skip
-
-FAULTS = ("server", "fault", "found by", "answers beyond", "beyond 3 x sound", "furthest, nats", "sound", "bounds")
+PROVED = ("server", "weights", "verdict", "planted faults that would show", "serial = concurrent", "serial = resumed",
+          "drafted = read", "drafted = serial", "bound", "control", "hits", "drafted, accepted", "block")  # fmt: skip
+FAULTS = ("server", "fault", "its way", "found by", "answers beyond", "furthest, nats", "of the sound server", "verdict")
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -76,26 +75,37 @@ def lengths(figures: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[
     return ("server", *names), rows
 
 
-def proof(found: dict[str, Any], record: dict[str, Any], more: str = "") -> tuple[str, ...]:
-    passes = {one["name"]: one for one in record.get("ways") or record["passes"]}
-    warm = [passes[name] for name in ("warm", "resumed", "together", "evicted") if name in passes]
-    far = ", ".join(f"{max(one['distances'], default=0):.2g}" for one in warm)
-    bounds = sorted({bound for one in warm for bound in one["bounds"]})
-    drafted = f"{record['drafted']:,}, {record['accepted']:,}" if record["drafted"] else ""
+def alike(distances: list[float]) -> str:
+    """How many are the same to the bit, and the furthest of the others."""
+    same, furthest = distances.count(0), max(distances, default=0)
+    return f"{same} of {len(distances)}" + (f"; {furthest:.2g}" if furthest else "") if distances else ""
+
+
+def proof(found: dict[str, Any], record: dict[str, Any], serial: list[float], more: str = "") -> tuple[str, ...]:
+    ways = {one["name"]: one for one in record["ways"]}
+    far = {name: one["distances"] for name, one in ways.items()}
+    resumed = [name for name in ("warm", "cancelled", "evicted") if name in ways]
+    bounds = sorted({bound for one in ways.values() for bound in one["bounds"]})
+    drafted = f"{record['drafted']:,}, {record.get('accepted') or 0:,}" if record["drafted"] else ""
     return (
-        f"{found['what']}{more}", found["weights"], record["verdict"], far,
-        f"{bounds[0]:.2g} .. {bounds[-1]:.2g}" if bounds else "", f"{record['control'] or 0:.2g}",
-        f"{record['noise'] or 0:.2g}", f"{sum(one['hits'] or 0 for one in warm):,}", drafted, str(record["block"]),
+        f"{found['what']}{more}", found["weights"], record["verdict"], f"{record['planted']} of 6",
+        alike(far.get("concurrent", [])), alike([one for name in resumed for one in far[name]]),
+        alike(far.get("read", [])), alike(serial), f"{bounds[0]:.2g} .. {bounds[-1]:.2g}" if bounds else "",
+        f"{record['control']:.2g}", f"{sum(ways[name]['hits'] or 0 for name in resumed):,}", drafted,
+        str(record.get("block", "")),
     )  # fmt: skip
 
 
 def planted(server: str, one: dict[str, Any]) -> tuple[str, ...]:
-    if "answers" not in one:
-        return (server, one["fault"], "", one.get("error") or one["skipped"], "", "", "", "")
-    sound, bounds = max(one["sound"], default=0), one["bounds"]
+    if "record" not in one:
+        return (server, one["fault"], "", "", "", "", "", one.get("error") or one["skipped"])
+    record = one["record"]
+    way = next(way for way in record["ways"] if way["name"] == one["way"])
+    beyond = sum(far > bound for far, bound in zip(way["distances"], way["bounds"], strict=True))
+    finding = record["finding"]
     return (
-        server, one["fault"], one["way"], f"{one['answers']} of {one['of']}", str(one["odd"]), f"{one['nats']:.2g}",
-        f"{sound:.2g}", f"{bounds[0]:.2g} .. {bounds[-1]:.2g}" if bounds else "",
+        server, one["fault"], one["way"], finding["way"] if finding else "", f"{beyond} of {len(way['distances'])}",
+        f"{max(way['distances'], default=0):.2g}", f"{max(one['sound'], default=0):.2g}", record["line"],
     )  # fmt: skip
 
 
@@ -109,10 +119,11 @@ def main(folders: list[Path]) -> None:
     rows = [row(results[one["name"].removesuffix("+long")], one) for one in figures if "texts" in one]
     print(table(LEDGER, rows), "\n")
     print(table(*lengths(figures)), "\n")
+    serial = {one["name"]: one["serial"] for one in figures if "serial" in one}
     proofs = []
     for found in results.values():
-        proofs += [proof(found, found["record"])] if "record" in found else []
-        proofs += [proof(found, found["crossing"], ", crossing")] if "crossing" in found else []
+        proofs += [proof(found, found["record"], serial.get(found["name"], []))] if "record" in found else []
+        proofs += [proof(found, found["crossing"], [], ", crossing")] if "crossing" in found else []
     print(table(PROVED, proofs), "\n")
     faults = [planted(found["name"], one) for found in results.values() for one in found.get("faults", ())]
     print(table(FAULTS, faults), "\n")
