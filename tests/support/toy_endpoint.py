@@ -20,16 +20,19 @@ from sparkpin.smoke.client import Client
 
 BLOCK = 16
 VOCABULARY = 64
+FIRST = ord("0")  # of its tokens as text
 MODELS = [{"id": "toy", "max_model_len": 4096}]
 
 
 @dataclass
 class ToyEndpoint:
-    """tokens, salts, metrics: what it takes or tells; noise: of its logits; sees: it uses more of its context
-    than the last token; caches: it has a prefix cache; fault: "lost", the state of a hit, "kept", nothing is ever cold,
-    or "nan", no number after a hit, which vLLM refuses as it does; drafts: it says that it drafts two for each
-    token; off: prompts and lengths of hits whose answers
-    are off, a logit by `far`."""
+    """tokens, salts, metrics: what it takes or tells. Without tokens it takes text, answers as llama.cpp does, and does
+    not see the first line.
+
+    noise: of its logits; sees: it uses more of its context than the last token; caches: it has a prefix cache; fault:
+    "lost", the state of a hit, "kept", nothing is ever cold, "nan", no number after a hit, which vLLM refuses as it
+    does, or "mute", no log-probabilities; drafts: it says that it drafts two for each token; off: prompts and lengths
+    of hits whose answers are off, a logit by `far`."""
 
     tokens: bool = True
     salts: bool = True
@@ -64,8 +67,11 @@ class ToyEndpoint:
             if path == "/tokenize" and self.tokens:
                 text = json.dumps(body["messages"]) if "messages" in body else body["prompt"]
                 return answered(200, json={"tokens": list(text.encode())})
-            if path == "/v1/completions" and self.tokens:
-                return self.complete(body["prompt"], body)
+            if path == "/v1/completions":
+                prompt = body["prompt"]
+                if self.tokens == isinstance(prompt, str):
+                    return answered(400, json={"error": "the prompt is of another type"})
+                return self.complete(prompt if self.tokens else list(prompt.encode()), body)
             return answered(404, json={"error": "no such path"})
 
     def scraped(self) -> str:
@@ -88,29 +94,34 @@ class ToyEndpoint:
         self.hits += hit
         if hit and self.fault == "nan":
             return answered(400, json={"error": {"message": "Out of range float values are not JSON compliant"}})
-        said, rows = list[int](), list[dict[int, float]]()
+        said, rows, shift = list[int](), list[dict[int, float]](), 0 if self.tokens else FIRST
         for _ in range(body["max_tokens"]):
             rows.append(self.row([*ids, *said], hit, self.off(ids, hit)))
-            said.append(max(rows[-1], key=lambda token: rows[-1][token]))
+            said.append(shift + max(rows[-1], key=lambda token: rows[-1][token]))
         self.drafted += 2 * len(said)
         whole = [*ids, *said]
         self.kept |= {(salt, tuple(whole[:end])) for end in range(BLOCK, len(whole), BLOCK)}
         if body.get("stream"):
             return answered(200, text="data: {}\n\n")
-        usage = {"prompt_tokens": len(ids), "completion_tokens": len(said)}
-        tops = [dict(sorted(row.items(), key=lambda pair: -pair[1])[:5]) for row in rows]
-        choice = {
-            "text": "".join(chr(48 + token) for token in said),
-            "logprobs": {
-                "tokens": [f"token_id:{token}" for token in said],
-                "top_logprobs": [{f"token_id:{token}": value for token, value in top.items()} for top in tops],
-                "token_logprobs": [top[token] for token, top in zip(said, tops, strict=True)],
-            },
-        }
+        usage: dict[str, Any] = {"prompt_tokens": len(ids), "completion_tokens": len(said)}
+        tops = [
+            {f"token_id:{token}" if self.tokens else chr(FIRST + token): value
+             for token, value in sorted(row.items(), key=lambda pair: -pair[1])[:5]} for row in rows
+        ]  # fmt: skip
+        best = [next(iter(top.items())) for top in tops]
+        logprobs: dict[str, Any] = {"tokens": [name for name, _ in best], "top_logprobs": tops}
+        logprobs |= {"token_logprobs": [value for _, value in best]}
+        if not self.tokens:
+            usage |= {"prompt_tokens_details": {"cached_tokens": hit}}
+            listed = [[{"token": name, "logprob": value} for name, value in top.items()] for top in tops]
+            logprobs = {"content": [own[0] | {"top_logprobs": own} for own in listed]}
+        text = "".join(chr(token if shift else FIRST + token) for token in said)
+        choice = {"text": text, "logprobs": None if self.fault == "mute" else logprobs}
         return answered(200, json={"choices": [choice], "usage": usage})
 
     def row(self, ids: list[int], hit: int, off: bool) -> dict[int, float]:
-        seen = ids[hit:] if self.fault == "lost" and hit else ids
+        first = 0 if self.tokens else ids.index(ord("\n")) + 1
+        seen = ids[max(first, hit if self.fault == "lost" else 0) :]
         seen = seen if self.sees else seen[-1:]
         digest = hashlib.shake_256(str(seen).encode()).digest(VOCABULARY)
         logits = [value / 16 + self.chance.gauss(0, self.noise) for value in digest]

@@ -14,11 +14,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Release, Releases
-from sparkpin.smoke.answers import NOTHING, NotApplicable, Wrong, a_dict, json_of, only_choice, require
+from sparkpin.smoke.answers import NOTHING, NotApplicable, Wrong, a_dict, json_of, only_choice, require, require_valid
 from sparkpin.smoke.evidence import evidence_folder
+from sparkpin.smoke.expectations import table
 
 if TYPE_CHECKING:  # as in subject.py
     from sparkpin.smoke.client import Client
@@ -28,6 +30,7 @@ FILE = "logprobs.json"
 SAME = 0.01  # nats: what the same text may differ by when it is asked again, on the mean
 FEWEST = 50  # tokens of a text; a mean over less says little
 ID = "token_id:"
+LAST = 10**9  # numbers of texts are smaller
 Row = tuple[int, dict[int, float]]
 """At one position: the token that follows, and the log-probabilities of the likeliest tokens and of that one."""
 
@@ -62,15 +65,29 @@ def prompt_rows(choice: dict[str, Any], where: str, tokens: Sequence[int] = ()) 
     return found
 
 
-def answer_rows(choice: dict[str, Any], where: str) -> list[Row]:
-    """A row for each token of the answer, of `logprobs` with names such as "token_id:257"."""
-    logprobs = a_dict(choice.get("logprobs"), f"{where}: logprobs")
+def listed(choice: dict[str, Any], where: str) -> dict[str, Any]:
+    """Its `logprobs` as completions have them, also where they come as those of a chat do (llama.cpp)."""
+    found = a_dict(choice.get("logprobs"), f"{where}: logprobs")
+    if "content" not in found:
+        return found
+    require_valid(choice, table()["schemas"]["logprobs"], where)
+    keys = {"tokens": "token", "token_logprobs": "logprob"}
+    tops = [{one["token"]: one["logprob"] for one in row["top_logprobs"]} for row in found["content"]]
+    return {name: [row[key] for row in found["content"]] for name, key in keys.items()} | {"top_logprobs": tops}
+
+
+def answer_rows(choice: dict[str, Any], where: str, *, by_text: bool = False) -> list[Row]:
+    """A row for each token of the answer, of `logprobs` with names such as "token_id:257"; or with texts, each of which
+    gets a number."""
+    logprobs = listed(choice, where)
     lists = [logprobs.get(key) for key in ("tokens", "top_logprobs", "token_logprobs")]
     if not all(isinstance(one, list) and len(one) == len(lists[0] or ()) > 0 for one in lists):
         raise Wrong(f"{where}: logprobs: got {str(logprobs)[:80]}, expected tokens, top_logprobs and token_logprobs")
     found = []
     for place, (name, top, value) in enumerate(zip(*lists, strict=True)):
-        row = row_of([*a_dict(top, f"{where}: top_logprobs").items(), (name, value)], f"{where}, token {place}")
+        named = [*a_dict(top, f"{where}: top_logprobs").items(), (name, value)]
+        entries = ((crc32(str(key).encode()) % LAST, value) for key, value in named) if by_text else named
+        row = row_of(entries, f"{where}, token {place}")
         found.append((next(reversed(row)), row))
     return found
 

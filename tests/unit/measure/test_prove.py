@@ -180,11 +180,26 @@ def test_odd_answers_are_wrong(choice: dict[str, Any], usage: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize(
-    ("toy", "model"), [(ToyEndpoint(tokens=False), ""), (ToyEndpoint(salts=False), ""), (ToyEndpoint(), "nope")]
-)
-def test_a_server_that_is_no_vllm_or_has_not_the_model_is_refused(toy: ToyEndpoint, model: str) -> None:
+    ("toy", "model"),
+    [
+        (ToyEndpoint(fault="mute"), ""), (ToyEndpoint(tokens=False, fault="mute"), ""), (ToyEndpoint(salts=False), ""),
+        (ToyEndpoint(), "nope"),
+    ],
+)  # fmt: skip
+def test_a_server_without_log_probabilities_or_the_model_is_refused(toy: ToyEndpoint, model: str) -> None:
     with pytest.raises(Wrong):
         meet(toy.client(), model)
+
+
+def test_a_server_that_takes_text_alone_is_asked_in_text(tmp_path: Path) -> None:
+    """It tells how much came from its cache in the usage, and answers in a chat's form, as llama.cpp does."""
+    sound = proved(ToyEndpoint(tokens=False, metrics=False, noise=0.001), tmp_path)
+    assert (sound.verdict, sound.finding) == ("nothing found", None), sound.line
+    assert sound.planted == 4, "its cache is not filled, and it does not draft"
+    hits = {one.name: one.hits for one in sound.ways}
+    assert hits["warm"] and not hits["concurrent"] and "evicted" not in hits, hits
+    found = proved(ToyEndpoint(tokens=False, metrics=False, noise=0.001, fault="lost"), tmp_path)
+    assert found.verdict == "found" and found.finding and found.finding.way == run.WARM.name, found.line
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """One server asked for the same prompts in every way.
 
-It takes prompts as tokens and answers with log-probabilities, as vLLM does: so each length is exact, and an answer
-comes back to it as it was said.
+vLLM takes prompts as tokens: so each length is exact, an answer comes back to it as it was said, and `cache_salt` makes
+any of them cold. Another server is asked in words of text. Digits before each keep it apart in the cache in place of
+the salt. They move the answers, so that cold ones differ by more than rounding, and a fault must go further to show.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from sparkpin.measure.prove.sessions import Message, Prompt, Shape, Turn
 from sparkpin.measure.quality.distance import TOP, Rows, distance, rows_of
 from sparkpin.measure.quality.run import models_of, tokens_in, tokens_of
 from sparkpin.smoke import logprobs, metrics
-from sparkpin.smoke.answers import Wrong, a_dict, json_of, only_choice
+from sparkpin.smoke.answers import Wrong, a_dict, json_of, only_choice, require
 from sparkpin.smoke.client import Client, Fault
 
 HITS = "vllm:prefix_cache_hits_total"
 INFO = "vllm:cache_config_info"
-PROBE: list[Message] = [{"role": "user", "content": "Read the file notes.txt, and say what it holds."}]
+PROBE: list[Message] = [{"role": "user", "content": 14 * (
+    "The build of a node keeps a log of each step, and the index of its files. "
+)}]  # fmt: skip
 AT_ONCE = 16
 TOKENS = 16  # of an answer
 BROKEN_OFF = 4 * TOKENS  # of an answer whose client goes away
@@ -37,10 +40,15 @@ READ_AT = (TOKENS - 1, TOKENS // 2)  # tokens of an answer that are read again, 
 CONTROLS = 4  # prompts that are asked with other text
 SETTLE = 0.5  # seconds in which a server's counters follow its answers
 FILL_SECONDS = 90.0  # that filling the cache may take
-ROOM = 8192  # tokens, where nobody tells how long a request may be
+ROOM = 4096  # tokens, where nobody tells how long a request may be
+FEW = 5  # log-probabilities at a position: what OpenAI's API allows of completions
 LEAST_BLOCK = 8  # tokens, where nobody tells how many a block has
 NO_NUMBERS = "Out of range float values"
 """In vLLM's error 400 where log-probabilities are NaN: Python's word for what JSON cannot hold."""
+NO_VLLM = (
+    "no vLLM: prompts are text, after digits of their own in place of cache_salt, which add to the noise; not known: "
+    "drafts, the size of its cache, which is not filled, and hits where no usage has them"
+)
 NO_TOKEN = 2**31 - 1  # an id that no vocabulary has
 
 
@@ -79,15 +87,19 @@ TRIED = (WARM, CANCELLED, EVICTED, CONCURRENT, READ)
 
 @dataclass(frozen=True)
 class Said:
-    """cached: tokens of the prompt that came from the cache, None where the answer does not tell."""
+    """parts: of the answer, as a prompt has them; prompt: its tokens, 0 where the answer does not tell; cached: of them
+    those that came from the cache, None where it does not tell."""
 
     rows: Rows
+    parts: list[int | str] = field(default_factory=list)
+    prompt: int = 0
     cached: int | None = None
 
 
 @dataclass
 class Endpoint:
-    """room, block, capacity, caching: None where nobody tells."""
+    """room, block, capacity, caching: None where nobody tells; ids: prompts are tokens, not words; top: how many
+    log-probabilities of each token are asked for; wide: tokens of a part of a prompt."""
 
     client: Client
     model: str
@@ -96,12 +108,22 @@ class Endpoint:
     capacity: int | None = None
     caching: bool | None = None
     version: str = ""
+    ids: bool = True
+    top: int = TOP
+    wide: float = 1.0
     notes: list[str] = field(default_factory=list)
 
     def ask(self, prompt: Prompt, salt: str = "", tokens: int = TOKENS) -> Said:
         """Wrong or Fault for what is no answer. salt: "" for one that nobody else has."""
-        more = {"max_tokens": tokens, "ignore_eos": True, "logprobs": TOP, "cache_salt": salt or new_salt()}
-        return said(logprobs.complete(self.client, self.model, prompt, **more))
+        body = self.body(prompt, salt or new_salt(), tokens) | {"temperature": 0, "logprobs": self.top}
+        return said(json_of(self.client.post("/v1/completions", body)), by_text=not self.ids)
+
+    def body(self, prompt: Prompt, salt: str, tokens: int) -> dict[str, Any]:
+        if not self.ids:
+            text = f"{salt}\n{''.join(map(str, prompt))}"
+            return {"model": self.model, "prompt": text, "max_tokens": tokens}
+        own = {"cache_salt": salt, "ignore_eos": True, "return_tokens_as_token_ids": True}
+        return {"model": self.model, "prompt": prompt, "max_tokens": tokens, **own}
 
     def send(self, steps: Sequence[Step], *, at_once: bool = False) -> list[Said | None]:
         """The answers in the order of the steps; none of a request that was broken off."""
@@ -117,9 +139,9 @@ class Endpoint:
     def send_one(self, step: Step) -> Said | None:
         """An answer without numbers, which a cold prompt had, is far off."""
         if step.cancelled:
-            body = {"model": self.model, "prompt": step.prompt, "cache_salt": step.salt, "stream": True}
             with contextlib.suppress(Fault):  # what is wrong shows in the answer after it
-                self.client.abandon("/v1/completions", body | {"max_tokens": step.tokens, "ignore_eos": True})
+                body = self.body(step.prompt, step.salt, step.tokens)
+                self.client.abandon("/v1/completions", body | {"stream": True})
             return None
         try:
             return self.ask(step.prompt, step.salt, step.tokens)
@@ -128,13 +150,14 @@ class Endpoint:
                 raise
             return Said(rows_of([(NO_TOKEN, {NO_TOKEN: 0.0})]))
 
-    def rendered(self, messages: Sequence[Message]) -> list[int]:
-        """By the server's own template; by none where that refuses a conversation that begins so."""
+    def rendered(self, messages: Sequence[Message]) -> Prompt:
+        """By the server's own template; by none where that refuses a conversation that begins so, or is not known."""
+        text = "\n".join(str(message["content"]) for message in messages)
+        if not self.ids:
+            return re.findall(r"\s*\S+", text)
         asked = {"model": self.model, "messages": list(messages), "tools": sessions.TOOLS}
         reply = self.client.post("/tokenize", asked | {"add_generation_prompt": True})
-        if reply.status == 200:
-            return tokens_in(reply)
-        return tokens_of(self.client, self.model, "\n".join(str(message["content"]) for message in messages))
+        return [*(tokens_in(reply) if reply.status == 200 else tokens_of(self.client, self.model, text))]
 
     def scraped(self) -> str:
         """/metrics, "" where there is none."""
@@ -145,24 +168,29 @@ class Endpoint:
         return ""
 
 
-def said(value: dict[str, Any]) -> Said:
+def said(value: dict[str, Any], *, by_text: bool = False) -> Said:
     """Wrong for an answer of another form."""
-    details = a_dict(value.get("usage") or {}, "usage").get("prompt_tokens_details") or {}
-    cached = a_dict(details, "prompt_tokens_details").get("cached_tokens")
-    rows = rows_of(logprobs.answer_rows(only_choice(value), "the answer"))
-    return Said(rows, cached if isinstance(cached, int) else None)
+    choice, usage = only_choice(value), a_dict(value.get("usage") or {}, "usage")
+    details = a_dict(usage.get("prompt_tokens_details") or {}, "prompt_tokens_details")
+    prompt, cached = usage.get("prompt_tokens"), details.get("cached_tokens")
+    counts = prompt if isinstance(prompt, int) else 0, cached if isinstance(cached, int) else None
+    if by_text and not choice.get("text"):  # it ended at once
+        return Said(rows_of([]), [], *counts)
+    rows = rows_of(logprobs.answer_rows(choice, "the answer", by_text=by_text))
+    return Said(rows, logprobs.listed(choice, "")["tokens"] if by_text else rows.tokens.tolist(), *counts)
 
 
 def meet(client: Client, model: str = "") -> Endpoint:
     """What a server is and has. model: its name there, "" for the first that it lists.
 
-    Wrong or Fault where it does not answer prompts of tokens with log-probabilities.
+    Wrong or Fault where it does not answer with log-probabilities.
     """
     listed = {str(one.get("id")): one for one in models_of(client)}
     met = Endpoint(client, model or next(iter(listed)))
     if met.model not in listed:
         raise Wrong(f"model {met.model}: not among those that it lists, {', '.join(listed)[:160]}")
-    room = listed[met.model].get("max_model_len")
+    about = listed[met.model]
+    room = about.get("max_model_len") or a_dict(about.get("meta") or {}, "meta").get("n_ctx")  # vLLM's and llama.cpp's
     met.room = room if isinstance(room, int) else None
     with contextlib.suppress(Fault, Wrong):
         met.version = str(json_of(client.get("/version")).get("version"))
@@ -175,15 +203,24 @@ def meet(client: Client, model: str = "") -> Endpoint:
     if met.caching is False:
         met.block = met.capacity = None
         met.notes.append("prefix caching is off, as /metrics says: no fault of a cache can be found")
-    try:
-        met.ask(met.rendered(PROBE), tokens=8)
-    except Wrong as wrong:
-        raise Wrong(f"prove needs prompts as tokens, cache_salt and log-probabilities, as of vLLM: {wrong}") from None
-    return met
+    for ids, top in ((True, TOP), (False, TOP), (False, FEW)):
+        met.ids, met.top = ids, top
+        try:
+            answer = met.ask(probe := met.rendered(PROBE), tokens=8)
+            require(len(answer.rows) > 0, "an empty answer")
+        except Wrong as wrong:
+            why = wrong
+            continue
+        if not ids:
+            met.wide = (answer.prompt or len(probe)) / len(probe)
+            met.notes.append(NO_VLLM)
+        return met
+    raise Wrong(f"prove needs /v1/completions with log-probabilities: {why}")
 
 
 def new_salt() -> str:
-    return f"prove-{secrets.token_hex(8)}"
+    """Digits: as many tokens each time, by most tokenizers."""
+    return f"{secrets.randbelow(10**12):012}"
 
 
 @dataclass
@@ -293,18 +330,18 @@ class Proof:
     def read_cold(self, seen: Seen) -> None:
         """Each turn is built on the answer to the one before it."""
         for key, turn in enumerate(self.turns):
-            before = list[int]()
+            before: Prompt = []
             if turn.number:
-                before = [*self.prompts[-1], *seen.said[key - 1][0].rows.tokens.tolist()]
+                before = [*self.prompts[-1], *seen.said[key - 1][0].parts]
             own = sessions.fitted(self.met.rendered(turn.messages), max(turn.tokens - len(before), 1))
             self.prompts.append([*before, *own])
-            seen.said[key] = [self.met.ask(self.prompts[-1])]
-            seen.asked += len(self.prompts[-1])
+            seen.said[key] = [answer := self.met.ask(self.prompts[-1])]
+            seen.asked += answer.prompt or len(self.prompts[-1])
 
     def send_all(self, way: Way, seen: Seen) -> None:
         steps = self.sent[way.name]
         for step, answer in zip(steps, self.met.send(steps, at_once=way is CONCURRENT), strict=True):
-            seen.asked += len(step.prompt)
+            seen.asked += (answer and answer.prompt) or int(len(step.prompt) * self.met.wide)
             if step.key is not None and answer:
                 seen.said.setdefault(step.key, []).append(answer)
 
@@ -318,23 +355,25 @@ class Proof:
 
 def begin(met: Endpoint, seed: int, count: tuple[int, int]) -> Proof:
     """A run that has asked for nothing yet. count: sessions, and turns of each."""
-    text = "The build of a node keeps a log of each step, and the index of its files. " * 14
-    wordy = len(text) / len(met.rendered([{"role": "user", "content": text}]))
+    wordy = len(PROBE[0]["content"]) / len(met.rendered(PROBE))
     room = (met.room or ROOM) - 5 * TOKENS
-    shape = Shape(seed, *count, met.block or max(min(sessions.UNKNOWN_BLOCK, room // 4), LEAST_BLOCK), room, wordy)
+    block = met.block or max(min(sessions.UNKNOWN_BLOCK, room // 4), LEAST_BLOCK)
+    shape = Shape(seed, *count, int(block / met.wide), int(room / met.wide), wordy)
     return Proof(met, sessions.sessions(shape), shape)
 
 
 def reading(prompt: Prompt, answer: Said, places: Sequence[int], key: int = 0) -> list[Step]:
     """Cold, each with the answer until a token of `places`, which comes next."""
-    tokens = answer.rows.tokens.tolist()
-    return [Step([*prompt, *tokens[:place]], new_salt(), key, 1) for place in places if place < len(tokens)]
+    parts = answer.parts
+    return [Step([*prompt, *parts[:place]], new_salt(), key, 1) for place in places if place < len(parts)]
 
 
 def read_distance(decoded: Said, places: Sequence[int], read: Sequence[Said | None]) -> float:
-    """Between an answer's tokens as they were decoded and as `reading` reads them, as a root mean square."""
-    rows = [decoded.rows[place : place + 1] for place in places if place < len(decoded.rows)]
-    far = [distance(one, said.rows) for one, said in zip(rows, read, strict=True) if said]
+    """Between an answer's tokens as they were decoded and as `reading` reads them, as a root mean square. Texts that
+    became other tokens are left out."""
+    both = zip([place for place in places if place < len(decoded.rows)], read, strict=True)
+    far = [distance(decoded.rows[place : place + 1], said.rows) for place, said in both
+           if said and (not said.prompt or said.prompt == decoded.prompt + place)]  # fmt: skip
     return math.hypot(*far) / math.sqrt(max(len(far), 1))
 
 

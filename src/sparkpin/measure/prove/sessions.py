@@ -12,7 +12,7 @@ from typing import Any
 from sparkpin.pins.reading import read_yaml
 
 Message = dict[str, Any]
-Prompt = list[int]  # token ids
+Prompt = list[int | str]  # ids of tokens, or words with the blanks before them
 
 UNKNOWN_BLOCK = 512  # tokens, where nobody tells how many a block of the cache has
 SHARED = 1.2  # blocks that all sessions begin with
@@ -97,7 +97,7 @@ def called(identity: str, chance: random.Random, result: str) -> list[Message]:
     ]
 
 
-def fitted(ids: Sequence[int], length: int) -> list[int]:
+def fitted(ids: Prompt, length: int) -> Prompt:
     """Cut so many of the last tokens, but those at the very end, that `length` remain. Shorter ones stay."""
     over = len(ids) - length
     if over <= 0:
@@ -117,7 +117,7 @@ def with_other_words(prompts: Sequence[Prompt], seed: int) -> list[Prompt]:
     return [reordered(prompt, seed, end) if length >= end else prompt for prompt, length in both]
 
 
-def reordered(ids: Sequence[int], seed: int, end: int) -> list[int]:
+def reordered(ids: Prompt, seed: int, end: int) -> Prompt:
     """The first `end` tokens in another order, the very first ones aside: as long, as common, and not the same."""
     begin = min(8, end // 2)
     middle = list(ids[begin:end])
