@@ -19,7 +19,7 @@ LEDGER = (
 )  # fmt: skip
 PROVED = ("server", "weights", "verdict", "planted faults that would show", "serial = concurrent", "serial = resumed",
           "drafted = read", "drafted = serial", "bound", "control", "hits", "drafted, accepted", "block")  # fmt: skip
-FAULTS = ("server", "fault", "its way", "found by", "answers beyond", "furthest, nats", "of the sound server", "verdict")
+FAULTS = ("server", "fault", "its way", "found by", "answers beyond", "furthest, nats", "sound", "verdict")
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -27,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from sparkpin.smoke.startup import Startup, weights_seconds
+from sparkpin.smoke.startup import Startup
 
 WIDE, INNER, HEADS, KV_HEADS, HEAD, WORDS = 8192, 28672, 32, 4, 256, 32768
 SHAPES = {
@@ -186,7 +186,8 @@ def start(folder: Path, loader: str, tokenizer: Path, log: Path) -> dict[str, An
             time.sleep(0.2)
         seconds = time.monotonic() - begin
         startup.update(log.read_bytes(), seconds)
-        weights = weights_seconds(log.read_bytes())
+        took = re.findall(r"Loading weights took ([\d.]+) seconds", log.read_text(errors="replace"))
+        weights = round(sum(map(float, took)), 2) if took else None
         return {"first_token_s": round(seconds, 1), "weights_s": weights, "began": startup.began}
     finally:
         os.killpg(server.pid, signal.SIGKILL)

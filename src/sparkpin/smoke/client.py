@@ -58,7 +58,6 @@ class Exchange:
         """The body as text; bytes of it that are no UTF-8 as in Python, such as \\xff."""
         known = {name: value for name, value in asdict(self).items() if name not in ("body", "first", "fault")}
         known |= {"response": self.body.decode("utf-8", "backslashreplace"), "seconds": round(self.seconds, 3)}
-        known |= {} if self.first is None else {"first_seconds": round(self.first, 4)}
         return known | ({"fault": self.fault} if self.fault else {})
 
 

@@ -14,13 +14,13 @@ from sparkpin.pins.mods import KERNELS
 from sparkpin.pins.schema import ModelPin, Stack, Stage
 from sparkpin.releases.record import Demands
 
+# The names that a stage may have under `smoke.checks`.
 CHECKS = (
     "completion", "chat", "chat-stream", "tool-call", "tool-call-stream", "tool-answer", "long-text",
     "chat-sampled", "tool-call-sampled", "tool-call-long", "tool-calls-parallel", "tool-call-in-reasoning",
     "tool-examples", "tool-call-required", "unicode", "determinism", "logprobs", "drift", "cancelled",
     "prefix-cache", "long-context", "image", "mods", "acceptance",
 )  # fmt: skip
-"""The names that a stage may have under `smoke.checks`."""
 READERS = ("mods", "acceptance")  # they read what the others have left in log and metrics, so they come last
 
 

@@ -49,14 +49,8 @@ class Evidence:
     @classmethod
     def of(cls, result: dict[str, Any], release: Release, host: Fingerprint, files: dict[str, Any]) -> Evidence:
         """host: where it ran. result.json says it again, with what is known besides: RESULT of the files."""
-        known = {
-            "schema": 1,
-            "release": release.tag,
-            "image": release.image,
-            "host": host.model_dump(mode="json"),
-            "time": now(),
-        }
-        return cls(result, files | {RESULT: result | known | files.get(RESULT, {})})
+        known = {"release": release.tag, "image": release.image, "host": host.model_dump(mode="json"), "time": now()}
+        return cls(result, files | {RESULT: result | {"schema": 1} | known | files.get(RESULT, {})})
 
     @property
     def failures(self) -> list[str]:

@@ -30,9 +30,8 @@ FILE = "logprobs.json"
 SAME = 0.01  # nats: what the same text may differ by when it is asked again, on the mean
 FEWEST = 50  # tokens of a text; a mean over less says little
 ID = "token_id:"
-LAST = 10**9  # numbers of texts are smaller
+# At one position: the token that follows, and the log-probabilities of the likeliest tokens and of that one.
 Row = tuple[int, dict[int, float]]
-"""At one position: the token that follows, and the log-probabilities of the likeliest tokens and of that one."""
 
 
 def complete(client: Client, model: str, prompt: str | Sequence[int], **more: Any) -> dict[str, Any]:
@@ -86,7 +85,7 @@ def answer_rows(choice: dict[str, Any], where: str, *, by_text: bool = False) ->
     found = []
     for place, (name, top, value) in enumerate(zip(*lists, strict=True)):
         named = [*a_dict(top, f"{where}: top_logprobs").items(), (name, value)]
-        entries = ((crc32(str(key).encode()) % LAST, value) for key, value in named) if by_text else named
+        entries = ((crc32(str(key).encode()) % 10**9, value) for key, value in named) if by_text else named
         row = row_of(entries, f"{where}, token {place}")
         found.append((next(reversed(row)), row))
     return found
@@ -115,10 +114,6 @@ class Reference:
     logprobs: tuple[float, ...]
 
 
-def sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def drift(subject: SmokeSubject) -> str:
     """The text's log-probabilities, twice with another request between, and against the reference if there is one.
 
@@ -131,9 +126,10 @@ def drift(subject: SmokeSubject) -> str:
     require(same == tokens, "asked again the text has other tokens")
     again = fmean(differences(first, second))
     require(again <= SAME, f"asked again the text differs by {again:.3f} on the mean, expected at most {SAME}")
-    subject.leaves[FILE] = {"text": sha256(text), "tokens": list(tokens), "logprobs": list(first)}
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    subject.leaves[FILE] = {"text": digest, "tokens": list(tokens), "logprobs": list(first)}
     told = f"{len(first)} tokens, on the mean {fmean(first):.2f}"
-    own = Reference("", sha256(text), tokens, first)
+    own = Reference("", digest, tokens, first)
     return f"{told}; {compared(own, subject.reference, subject.demands.drift, subject.demands.parent)}"
 
 

@@ -30,12 +30,12 @@ from sparkpin.smoke.demands import require_known
 from sparkpin.smoke.evidence import RESULT, CheckResult, Evidence
 from sparkpin.smoke.expectations import expectations_of
 from sparkpin.smoke.server import Server
-from sparkpin.smoke.startup import NotReady, load_format, weights_seconds
+from sparkpin.smoke.startup import NotReady
 from sparkpin.smoke.subject import SmokeSubject
 
 QUIET_SECONDS = 10.0  # that a check may take before a line of progress
+# A server that answers, and a client of it; NotReady where it does not start.
 Serving = contextlib.AbstractContextManager[tuple[Server, Client]]
-"""A server that answers, and a client of it; NotReady where it does not start."""
 
 
 @dataclass
@@ -126,15 +126,10 @@ def finished(release: Release, left: ServerEvidence, seconds: float, host: Finge
         "checks": [asdict(check) for check in left.checks],  # the first is always "start"
         "acceptance": round(counts.share, 4) if counts else None,
         "mods": sorted(mods.active(mods.reports(log))),
-        "load_format": load_format(release.argv),
-        "weights_seconds": weights_seconds(log),
         "speed": speed_of(left.exchanges),
     }
-    more = {
-        "argv": list(left.argv),
-        "drafted_tokens": counts.drafted if counts else None,
-        "accepted_tokens": counts.accepted if counts else None,
-    }
+    drafted, accepted = (counts.drafted, counts.accepted) if counts else (None, None)
+    more = {"argv": list(left.argv), "drafted_tokens": drafted, "accepted_tokens": accepted}
     logs = {f"server-{rank}.log" if rank else "server.log": log for rank, log in enumerate(left.logs)}
     lines = "".join(json.dumps(exchange.as_dict(), ensure_ascii=False) + "\n" for exchange in left.exchanges)
     return Evidence.of(result, release, host, {**left.leaves, **logs, "exchanges.jsonl": lines.encode(), RESULT: more})

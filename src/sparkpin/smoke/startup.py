@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparkpin.core.errors import SmokeError
 from sparkpin.core.terminal import say
 from sparkpin.pins.reading import read_yaml
-from sparkpin.pins.vllm_flags import flag_value
 
 STEPS: list[tuple[str, str, str]] = read_yaml(Path(__file__).with_name("startup.yaml"))
 PERCENT = re.compile(r"(\d+)%[^\r\n]*?\b(\d+)/(\d+)")  # progress bars of vLLM: of the checkpoint's files, of the graphs
@@ -98,16 +97,3 @@ def wait_for_answer(
         if now - begin > timeout:
             raise StartFault(f"gave no answer within {timeout:.0f} s")
         time.sleep(min(LOOK_SECONDS, 0.1 + (now - begin) / 20))
-
-
-def load_format(argv: Sequence[str]) -> str:
-    """vLLM's loader of the weights (docs/memory.md)."""
-    return flag_value(argv, "--load-format") or "auto"
-
-
-def weights_seconds(log: bytes) -> float | None:
-    """What vLLM's log reports for reading weights, a draft model's included; None where it has no such line."""
-    found = [
-        float(match) for match in re.findall(r"Loading weights took ([\d.]+) seconds", log.decode(errors="replace"))
-    ]
-    return round(sum(found), 2) if found else None

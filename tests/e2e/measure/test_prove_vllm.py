@@ -91,7 +91,7 @@ def test_nothing_is_found_in_a_sound_server(sound: Proof, tmp_path: Path) -> Non
     hits = {one.name: one.hits or 0 for one in found.ways}
     assert min(hits[way.name] for way in TRIED if not way.cold) > 2000, hits
     assert max(hits[way.name] for way in TRIED if way.cold) == 0, hits
-    assert not [note for note in found.notes if "not tried" in note]
+    assert {one.name for one in found.ways} >= {way.name for way in TRIED}
 
 
 @pytest.mark.parametrize("fault", CACHE_FAULTS)

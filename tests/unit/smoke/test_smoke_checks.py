@@ -245,7 +245,6 @@ def test_exchanges_keep_what_went_over_the_wire(socket: Path) -> None:
         checks.run_check("completion", target)
         stream, rubbish = (exchange.as_dict() for exchange in target.client.exchanges)
     assert stream["response"].encode() == RECORDED["chat-stream"][2]
-    assert 0 < stream["first_seconds"] <= stream["seconds"] + 0.001
     assert rubbish["response"] == "\\xff\\xfe"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import json
 from collections.abc import Callable
@@ -27,7 +28,9 @@ from sparkpin.smoke.expectations import expectations
 ROWS = json.loads(RECORDED["drift"][2])["choices"][0]["prompt_logprobs"]
 TOKENS = tuple(int(token) for row in ROWS[1:] for token in row)
 LOGPROBS = tuple(entry["logprob"] for row in ROWS[1:] for entry in row.values())
-BELOW = logprobs.Reference("sparkpin/x:mtp-1", logprobs.sha256(expectations("scripted").text), TOKENS, LOGPROBS)
+BELOW = logprobs.Reference(
+    "sparkpin/x:mtp-1", hashlib.sha256(expectations("scripted").text.encode()).hexdigest(), TOKENS, LOGPROBS
+)
 
 
 def moved(by: float) -> logprobs.Reference:

@@ -8,8 +8,6 @@ import pytest
 from doc_tables import table
 from places import PROJECT
 
-from sparkpin.smoke.startup import weights_seconds
-
 
 @pytest.mark.parametrize(
     ("file", "head"),
@@ -23,9 +21,3 @@ def test_the_tables_of_the_docs_are_what_was_kept(file: str, head: str) -> None:
         weights, first = start["weights_s"], start["first_token_s"]
         wanted.append([round(weights, 1), round(kept["bytes"] / weights / 1e9, 1), first, round(first - weights)])
     assert rows == wanted
-
-
-def test_what_loading_took_is_read_from_the_log() -> None:
-    log = b"INFO [default_loader.py:507] Loading weights took 60.25 seconds\nx\nLoading weights took 3.10 seconds\n"
-    assert weights_seconds(log) == 63.35
-    assert weights_seconds(b"nothing") is None

@@ -20,7 +20,7 @@ from sparkpin.core.terminal import say
 from sparkpin.host.containers import Container
 from sparkpin.measure.bench.plan import PROMPTS, SLACK, BenchPlan
 from sparkpin.measure.bench.record import Cell, CellResult, Metric
-from sparkpin.measure.quality.run import tokens_in
+from sparkpin.measure.quality.run import tokens_in, tokens_of
 from sparkpin.pins.vllm_flags import served_name
 from sparkpin.releases.record import Release
 from sparkpin.smoke import metrics
@@ -29,30 +29,25 @@ from sparkpin.smoke.client import BadStream, Client, Fault, parse_chunks
 
 GENERATED = "vllm:generation_tokens_total"
 SETTLE_SECONDS = 0.3  # the server's counters follow its answers
+# Seconds that any request may take, and tokens a second of one at a time: what is slower hangs.
 LEAST_LIMIT, SLOW_PREFILL, SLOW_DECODE = 600.0, 10, 2
-"""Seconds that any request may take, and tokens a second of one at a time: what is slower hangs."""
 WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True)
 class BenchTarget:
     """A server that answers. connect: another client for it, by the seconds that a request may take; start_seconds:
-    until it answered, None where it was up before; watched: seconds between the tokens that process 1 of a service asks
-    for, 0 where it does not."""
+    until it answered, None where it was up before."""
 
     release: Release
     container: Container
     client: Client
     connect: Callable[[float], Client]
     start_seconds: float | None
-    watched: float = 0
 
     @property
     def model(self) -> str:
         return served_name(self.release.argv)
-
-    def tokenize(self, **what: object) -> list[int]:
-        return tokens_in(self.client.post("/tokenize", {"model": self.model, **what}))
 
     def counters(self) -> str:
         time.sleep(SETTLE_SECONDS)
@@ -79,16 +74,16 @@ def measure_cells(target: BenchTarget, plan: BenchPlan, seed: int) -> Iterator[C
     """
     texts = random.Random(seed)
     # Tokens of ordinary text, of which random prompts are made: no special ones among them.
-    words = target.tokenize(prompt=" ".join(one["text"] for one in PROMPTS), add_special_tokens=False)
+    words = tokens_of(target.client, target.model, " ".join(one["text"] for one in PROMPTS))
     for number, cell in enumerate(plan.cells, start=1):
         # The server's own chat template: the recipe may have set another than the model's.
-        asked = target.tokenize(messages=[{"role": "user", "content": cell.prompt}]) if cell.prompt else []
+        body = {"model": target.model, "messages": [{"role": "user", "content": cell.prompt}]}
+        asked = tokens_in(target.client.post("/tokenize", body)) if cell.prompt else []
         count = 1 + cell.concurrency * cell.batches
         prompts = [asked or texts.choices(words, k=cell.prompt_size) for _ in range(count)]
         row = measure_cell(target, cell, plan.context - SLACK, iter(prompts))
         failed = f", {row.failed} FAILED" if row.failed else ""
-        speed = f"{row.output_tokens} tokens in {row.seconds:.1f} s, {row.output_rate:.1f} tok/s{failed}"
-        say(f"{number} of {len(plan.cells)}: {cell.name}: {speed}")
+        say(f"{number} of {len(plan.cells)}: {cell.name}: {row.output_tokens} tokens in {row.seconds:.1f} s{failed}")
         yield row
 
 
@@ -114,11 +109,10 @@ def measure_cell(target: BenchTarget, cell: Cell, room: int, prompts: Iterator[l
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # Ctrl-C waits for no answer
         clients = [stack.enter_context(target.connect(limit)) for _ in range(cell.concurrency)]
         attempt(clients[0], body() if cell.prompt else body(WARM_UP_TOKENS))
-        before, begin = target.counters(), time.monotonic()
+        before = target.counters()
         batches = [list(pool.map(attempt, clients, [body() for _ in clients])) for _ in range(cell.batches)]
         after = target.counters()
-    watched = 1 + int((time.monotonic() - begin + SETTLE_SECONDS) / target.watched) if target.watched else 0
-    return result_of(cell, batches, before, after, watched)
+    return result_of(cell, batches, before, after)
 
 
 def attempt(client: Client, body: dict[str, Any]) -> TimedAnswer | str:
@@ -148,11 +142,8 @@ def rates(batch: Sequence[TimedAnswer]) -> tuple[float, float | None]:
     return prefill, later / (max(one.end for one in batch) - min(one.first for one in batch)) if later else None
 
 
-def result_of(
-    cell: Cell, batches: Sequence[Sequence[TimedAnswer | str]], before: str, after: str, own: int = 0
-) -> CellResult:
-    """before, after: the server's /metrics; own: tokens between them that process 1 may have asked for. Fault where no
-    request was answered."""
+def result_of(cell: Cell, batches: Sequence[Sequence[TimedAnswer | str]], before: str, after: str) -> CellResult:
+    """before, after: the server's /metrics. Fault where no request was answered."""
     every = [[one for one in batch if isinstance(one, TimedAnswer)] for batch in batches]
     answered = [batch for batch in every if batch]
     answers = [one for batch in answered for one in batch]
@@ -184,5 +175,5 @@ def result_of(
         drafted=drafts.drafted if drafts and drafts.drafted else None,
         accepted=drafts.accepted if drafts and drafts.drafted else None,
         accepted_by_position=drafts.shares if drafts else (),
-        others=others if others is None else others - min(max(others, 0), own),
+        others=others,
     )

@@ -12,20 +12,18 @@ from sparkpin.pins.reading import read_yaml
 from sparkpin.pins.vllm_flags import Flags
 
 PROMPTS = read_yaml(Path(__file__).with_name("prompts.yaml"))
-LEAST = 1024
-"""Tokens of context that a release needs for the five: an answer gets what the prompt leaves."""
+LEAST = 1024  # tokens of context that a release needs for the five: an answer gets what the prompt leaves
+# Tokens before the end of the context where an answer has to end: drafts are shortened there, which ends vLLM 0.32's
+# engine on a CPU (docs/smoke.md).
 SLACK = 16
-"""Tokens before the end of the context where an answer has to end: drafts are shortened there, which ends vLLM 0.32's
-engine on a CPU (docs/smoke.md)."""
 LENGTHS = (128, 1024, 8192, 32768, 131072)
 CONCURRENCIES = (1, 2, 4, 8, 16)
 SWEEP_OUTPUT = 128
 QUICK_OUTPUT = 32
+# At once in a cell of the sweep: 16 prompts of 128K take a Spark the better part of an hour.
 MOST_PROMPT_TOKENS = 1 << 18
-"""At once in a cell of the sweep: 16 prompts of 128K take a Spark the better part of an hour."""
 LONGEST_COMPARED = 1024
-VLLM_SEQUENCES = 256
-"""What vLLM takes at a time, at least, where no flag sets it."""
+VLLM_SEQUENCES = 256  # what vLLM takes at a time, at least, where no flag sets it
 
 
 @dataclass(frozen=True)
@@ -44,14 +42,9 @@ def make_plan(argv: Sequence[str], config_tokens: int, *, quick: bool = False, w
     tokens = flags.number("--max-model-len", auto=True)
     context = config_tokens if tokens is None or tokens < 0 else tokens
     sequences = flags.number("--max-num-seqs") or VLLM_SEQUENCES
+    most = QUICK_OUTPUT if quick else context
     cells = [
-        Cell(
-            name=one["name"],
-            kind="prompt",
-            prompt=one["text"],
-            response_size=min(one["tokens"], QUICK_OUTPUT) if quick else one["tokens"],
-            whole=whole,
-        )
+        Cell(name=one["name"], kind="prompt", prompt=one["text"], response_size=min(one["tokens"], most), whole=whole)
         for one in (PROMPTS if context >= LEAST else ())
     ]
     cells += sweep(context, sequences, quick)

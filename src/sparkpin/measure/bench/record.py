@@ -124,9 +124,9 @@ class Conditions:
 class BenchRecord:
     """A run: a `BenchmarkReport` of llama-benchy 0.4, and more.
 
-    memory, gpu_memory: bytes after the last cell, of the container without its page cache and of all programs on the
-    GPUs; None where nothing reports it. slowed: what held the GPUs' clocks down after some cell. ceiling: tokens a
-    second that the decode of one of the five prompts could have; None where the memory's bandwidth is unknown.
+    memory: bytes after the last cell, of the container without its page cache; None where nothing reports it. slowed:
+    what held the GPUs' clocks down after some cell. ceiling: tokens a second that the decode of one of the five prompts
+    could have; None where the memory's bandwidth is unknown.
     """
 
     schema: Literal[1] = 1
@@ -141,7 +141,6 @@ class BenchRecord:
     conditions: Conditions
     start_seconds: float | None = None  # until it answered
     memory: Count | None = None
-    gpu_memory: Count | None = None
     slowed: Words = ()
     ceiling: float | None = None
 

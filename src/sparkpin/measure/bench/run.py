@@ -27,11 +27,11 @@ from sparkpin.measure.statistics import paired_interval
 from sparkpin.memory.estimates import SPARK_BANDWIDTH
 from sparkpin.memory.inputs import read_inputs
 from sparkpin.pins import manifests
-from sparkpin.pins.vllm_flags import drop_flags, served_name
+from sparkpin.pins.vllm_flags import served_name
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, now
 from sparkpin.releases.runs_here import uses_gpu
-from sparkpin.serve import launch, served
+from sparkpin.serve import served
 from sparkpin.serve.address import key_of
 from sparkpin.serve.proxy import requests_under_way
 from sparkpin.smoke.answers import Wrong, json_of
@@ -40,7 +40,6 @@ from sparkpin.smoke.server import alone
 
 ALL = "the prompts together"
 METRICS = ("output_rate", "decode_rate", "ttft")
-GPU_MEMORY = ("nvidia-smi", "--query-compute-apps=used_memory", "--format=csv,noheader,nounits")
 
 
 def plan_for(paths: Paths, release: Release, *, quick: bool = False) -> BenchPlan:
@@ -74,7 +73,6 @@ def bench(paths: Paths, engine: Engine, release: Release, plan: BenchPlan) -> Be
         conditions=conditions,
         start_seconds=target.start_seconds,
         memory=container_bytes(stats),
-        gpu_memory=gpu_bytes() if gpus else None,
         slowed=tuple(slowed),
         ceiling=ceiling_of(paths, release, rows) if machine.read_host().is_spark else None,
     )
@@ -132,7 +130,7 @@ def target_of(paths: Paths, engine: Engine, release: Release) -> Iterator[BenchT
 
     with alone(paths, engine), connect(REQUEST_SECONDS) as client:
         try:
-            yield BenchTarget(release, known.server, client, connect, None, watched=launch.INTERVAL)
+            yield BenchTarget(release, known.server, client, connect, None)
         except (Wrong, Fault) as fault:
             raise SmokeError(f"{release.tag}: {fault}", next_step="invoke status, invoke logs") from None
 
@@ -154,8 +152,8 @@ def conditions_of(engine: Engine, target: BenchTarget) -> Conditions:
         image=release.image,
         host=read_fingerprint(engine.version),
         vllm=str(json_of(target.client.get("/version"))["version"]),
-        argv=tuple(drop_flags(release.argv, "--api-key")),  # a key is nobody's business who reads a report
-        env={name: value for name, value in release.env.items() if name != "VLLM_API_KEY"},
+        argv=release.argv,
+        env=release.env,
         server="served" if target.start_seconds is None else "started",
     )
 
@@ -167,13 +165,6 @@ def container_bytes(stats: Any) -> int | None:
         return None
     parts = memory.get("stats") or {}
     return int(memory["usage"]) - int(parts.get("total_inactive_file", parts.get("inactive_file", 0)))
-
-
-def gpu_bytes() -> int | None:
-    """Of all programs that compute on the GPUs of this machine."""
-    lines = (machine.output(GPU_MEMORY) or "").split()
-    found = [int(line) for line in lines if line.isdecimal()]
-    return sum(found) << 20 if found else None
 
 
 def ceiling_of(paths: Paths, release: Release, rows: Sequence[CellResult]) -> float | None:

@@ -13,6 +13,7 @@ LEGEND = (
     "tok/s: of all answers, prefill included; decode: of one request, after the first read of its stream; prefill: of "
     "all at a time; TTFT: to the first token, the median and the most; per part: tokens in a part of a stream"
 )
+WATCH = 0.01  # of all tokens: process 1 asks a service for one every 10 s, which is no load
 UNITS = {"output_rate": "tok/s", "decode_rate": "decode tok/s", "ttft": "TTFT, ms"}
 
 
@@ -52,44 +53,27 @@ def record_lines(record: BenchRecord) -> list[str]:
             found.append(f"ceiling of the memory's bandwidth: {ceiling:.1f} tok/s; reached: {rate / ceiling:.1%}")
     if record.start_seconds is not None:
         found.append(f"start: {terminal.seconds(record.start_seconds)}")
-    sizes = {"container": record.memory, "GPU (all programs)": record.gpu_memory}
-    found.append(f"memory: {', '.join(f'{what} {terminal.size(size)}' for what, size in sizes.items() if size)}")
+    if record.memory:
+        found.append(f"memory of the container: {terminal.size(record.memory)}")
     if record.slowed:
         found.append(f"note: the GPU's clocks were held down meanwhile: {', '.join(record.slowed)}")
-    if others := sum(max(one.others or 0, 0) for one in record.benchmarks):
+    others = sum(max(one.others or 0, 0) for one in record.benchmarks)
+    if others > WATCH * sum(one.output_tokens for one in record.benchmarks):
         found.append(f"note: the server made {others:,} more tokens meanwhile for others: these figures are too low")
-    if any(one.others is None for one in record.benchmarks):
-        found.append("note: the server counts no tokens: cannot tell whether it made some for others meanwhile")
-    if record.conditions.server == "served":
-        found.append(
-            "note: a service was measured; process 1 asks it for a token every 10 s, which is not counted as load"
-        )
     return found
 
 
-def interval(one: Ratio) -> str:
-    if one.low is None or one.high is None:
-        return "one round: none"
-    return f"{terminal.figure(one.low, 4)} to {terminal.figure(one.high, 4)}"
+def ratio_row(one: Ratio) -> tuple[str, ...]:
+    ends = [terminal.figure(end, 4) for end in (one.low, one.high) if end is not None]
+    medians = [terminal.figure(median(side)) for side in (one.a, one.b)]
+    return one.cell, UNITS[one.metric], *medians, f"{one.ratio:.3f}", " to ".join(ends) or "one round: none"
 
 
 def show_comparison(made: Comparison) -> None:
     for letter, side in (("A", made.a), ("B", made.b)):
         terminal.show(f"{letter}: {side.release}, vLLM {side.vllm}; settings: {' '.join(side.argv[2:])}")
     terminal.show(f"on: {made.a.host.line}, {minute(made.timestamp)}")
-    terminal.table(
-        RATIO_COLUMNS,
-        [
-            (
-                one.cell,
-                UNITS[one.metric],
-                *(terminal.figure(median(side)) for side in (one.a, one.b)),
-                f"{one.ratio:.3f}",
-                interval(one),
-            )
-            for one in made.ratios
-        ],
-    )
+    terminal.table(RATIO_COLUMNS, list(map(ratio_row, made.ratios)))
     terminal.show(f"order: {made.order}; each turn had a server of its own")
     terminal.show("B / A: geometric mean of paired ratios, one a round; 95 %: an interval for it, of their logarithms")
     if made.failed:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 from sparkpin.core.progress import waiting
@@ -30,9 +31,8 @@ from sparkpin.smoke.client import Client, Fault
 
 HITS = "vllm:prefix_cache_hits_total"
 INFO = "vllm:cache_config_info"
-PROBE: list[Message] = [{"role": "user", "content": 14 * (
-    "The build of a node keeps a log of each step, and the index of its files. "
-)}]  # fmt: skip
+TEXT = "The build of a node keeps a log of each step, and the index of its files. "
+PROBE: list[Message] = [{"role": "user", "content": 14 * TEXT}]
 AT_ONCE = 16
 TOKENS = 16  # of an answer
 BROKEN_OFF = 4 * TOKENS  # of an answer whose client goes away
@@ -43,12 +43,9 @@ FILL_SECONDS = 90.0  # that filling the cache may take
 ROOM = 4096  # tokens, where nobody tells how long a request may be
 FEW = 5  # log-probabilities at a position: what OpenAI's API allows of completions
 LEAST_BLOCK = 8  # tokens, where nobody tells how many a block has
+# In vLLM's error 400 where log-probabilities are NaN: Python's word for what JSON cannot hold.
 NO_NUMBERS = "Out of range float values"
-"""In vLLM's error 400 where log-probabilities are NaN: Python's word for what JSON cannot hold."""
-NO_VLLM = (
-    "no vLLM: prompts are text, after digits of their own in place of cache_salt, which add to the noise; not known: "
-    "drafts, the size of its cache, which is not filled, and hits where no usage has them"
-)
+NO_VLLM = "asked in text: digits before each prompt add to the noise, and drafts and the cache's size are not known"
 NO_TOKEN = 2**31 - 1  # an id that no vocabulary has
 
 
@@ -81,8 +78,8 @@ WARM = Way("warm", "warm, turn by turn")
 EVICTED = Way("evicted", "warm, while others fill the cache")
 CANCELLED = Way("cancelled", "warm, after requests that were broken off")
 READ = Way("read", "decoded, then read as a prompt", cold=True)
+# Those in which something may be found, the simplest to repeat first.
 TRIED = (WARM, CANCELLED, EVICTED, CONCURRENT, READ)
-"""Those in which something may be found, the simplest to repeat first."""
 
 
 @dataclass(frozen=True)
@@ -119,11 +116,10 @@ class Endpoint:
         return said(json_of(self.client.post("/v1/completions", body)), by_text=not self.ids)
 
     def body(self, prompt: Prompt, salt: str, tokens: int) -> dict[str, Any]:
-        if not self.ids:
-            text = f"{salt}\n{''.join(map(str, prompt))}"
-            return {"model": self.model, "prompt": text, "max_tokens": tokens}
-        own = {"cache_salt": salt, "ignore_eos": True, "return_tokens_as_token_ids": True}
-        return {"model": self.model, "prompt": prompt, "max_tokens": tokens, **own}
+        own: dict[str, Any] = {"prompt": f"{salt}\n{''.join(map(str, prompt))}"}
+        if self.ids:
+            own = {"prompt": prompt, "cache_salt": salt, "ignore_eos": True, "return_tokens_as_token_ids": True}
+        return {"model": self.model, "max_tokens": tokens, **own}
 
     def send(self, steps: Sequence[Step], *, at_once: bool = False) -> list[Said | None]:
         """The answers in the order of the steps; none of a request that was broken off."""
@@ -203,7 +199,7 @@ def meet(client: Client, model: str = "") -> Endpoint:
     if met.caching is False:
         met.block = met.capacity = None
         met.notes.append("prefix caching is off, as /metrics says: no fault of a cache can be found")
-    for ids, top in ((True, TOP), (False, TOP), (False, FEW)):
+    for ids, top in product((True, False), (TOP, FEW)):
         met.ids, met.top = ids, top
         try:
             answer = met.ask(probe := met.rendered(PROBE), tokens=8)
@@ -286,14 +282,10 @@ class Proof:
         size, cold = self.met.capacity or 0, self.done[COLD.name]
         seconds = size * cold.seconds / max(cold.asked, 1)
         if not size or seconds > FILL_SECONDS:
-            self.met.notes.append(
-                f"eviction was not tried: a cache of {size or 'unknown'} tokens, {seconds:.0f} s to fill"
-            )
+            self.met.notes.append(f"no eviction was tried: a cache of {size or '?'} tokens, {seconds:.0f} s to fill")
             return []
-        chance, known = (
-            random.Random(f"filler {self.shape.seed}"),
-            sorted({token for one in self.prompts for token in one}),
-        )
+        chance = random.Random(f"filler {self.shape.seed}")
+        known = sorted({part for one in self.prompts for part in one})
         length = max(min(self.shape.room, size // 8), 1)
         fillers = [chance.choices(known, k=length) for _ in range(-(-size // length))]
         found, other = [Step(prompt, salt, tokens=1) for prompt in self.prompts], new_salt()
@@ -364,8 +356,8 @@ def begin(met: Endpoint, seed: int, count: tuple[int, int]) -> Proof:
 
 def reading(prompt: Prompt, answer: Said, places: Sequence[int], key: int = 0) -> list[Step]:
     """Cold, each with the answer until a token of `places`, which comes next."""
-    parts = answer.parts
-    return [Step([*prompt, *parts[:place]], new_salt(), key, 1) for place in places if place < len(parts)]
+    known = [place for place in places if place < len(answer.parts)]
+    return [Step([*prompt, *answer.parts[:place]], new_salt(), key, 1) for place in known]
 
 
 def read_distance(decoded: Said, places: Sequence[int], read: Sequence[Said | None]) -> float:

@@ -123,7 +123,6 @@ def shows(proof: Proof, one: Beyond) -> Finding | None:
 def write_session(proof: Proof, one: Beyond, path: Path) -> None:
     told = [proof.cold[one.key], *proof.done[one.way.name].said[one.key]]
     session = {
-        "schema": 2,
         "how": DATA["how"],
         "seen": one.name,
         "seed": proof.shape.seed,

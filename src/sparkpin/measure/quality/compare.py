@@ -21,9 +21,9 @@ from sparkpin.releases.quality_record import Figure, Judged, QualityRecord, Skil
 ALL = "all"
 SHARE = (0.0, 1.0)
 NATS = (0.0, -distance.LEAST)  # a token
+# Of the interval that is called one of 95 %: few texts that differ much hold less than that
+# (benchmarks/interval_coverage.py).
 CONFIDENCE = 0.98
-"""Of the interval that is called one of 95 %: few texts that differ much hold less than that
-(benchmarks/interval_coverage.py)."""
 CHANGE = (distance.LEAST, -distance.LEAST)  # of a log-probability
 
 WHAT = ("figure", "seen", "95 % interval", "allowed", "verdict")
@@ -33,8 +33,8 @@ FORMS = {"top1": ".2%", "perplexity": ".4f", "tool_calls": ".1%", "needles": ".1
 AnswerPair = tuple[SkillAnswer, SkillAnswer]  # the reference's, the release's
 
 
+# Of one text: positions compared, and what adds up over them. P is the reference, Q the release.
 Sums = dict[str, float]
-"""Of one text: positions compared, and what adds up over them. P is the reference, Q the release."""
 
 
 def texts(reference: QualityMeasured, release: QualityMeasured, top: int) -> tuple[Texts, ...]:

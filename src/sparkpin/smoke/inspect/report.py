@@ -40,16 +40,10 @@ class Result:
         return f"{'fails' if self.errors else 'inspected'}{f' for sm_{self.sm}' if self.sm else ''}: {counted}"
 
     def as_json(self) -> dict[str, Any]:
-        facts = self.facts
-        return {
+        facts, names = self.facts, ("subject", "platform", "emulated", "seconds", "sm", "verdict")
+        return {name: getattr(self, name) for name in names} | {
             "format": FORMAT,
-            "subject": self.subject,
-            "platform": self.platform,
-            "emulated": self.emulated,
-            "seconds": self.seconds,
-            "sm": self.sm,
             "passed": not self.errors,
-            "verdict": self.verdict,
             "cuda": cuda_release(facts),
             "minimum_driver": minimum_driver(facts),
             "gpu": [asdict(row) | {"verdict": row.verdict} for row in coverages(facts, self.sm)] if self.sm else [],

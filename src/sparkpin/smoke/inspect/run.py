@@ -47,11 +47,7 @@ EMULATED_CPU = {
     "cpu1/regs/identification/midr_el1": "0x00000000410fd851\n",
     **dict.fromkeys(("online", "possible", "present"), "0-1\n"),
 }
-ASKED = {
-    "kernels": "/opt/sparkpin/kernels",
-    "imports": ("vllm", "vllm._custom_ops"),
-    "plugins": "vllm.general_plugins",
-}
+ASKED = {"kernels": "/opt/sparkpin/kernels", "imports": ("vllm", "vllm._custom_ops"), "plugins": "vllm.general_plugins"}
 
 
 def inspect(
