@@ -170,7 +170,7 @@ def said(value: dict[str, Any], *, by_text: bool = False) -> Said:
     details = a_dict(usage.get("prompt_tokens_details") or {}, "prompt_tokens_details")
     prompt, cached = usage.get("prompt_tokens"), details.get("cached_tokens")
     counts = prompt if isinstance(prompt, int) else 0, cached if isinstance(cached, int) else None
-    if by_text and not choice.get("text"):  # it ended at once
+    if by_text and not (choice.get("text") and choice.get("logprobs")):  # it ended at once, or amid a character
         return Said(rows_of([]), [], *counts)
     rows = rows_of(logprobs.answer_rows(choice, "the answer", by_text=by_text))
     return Said(rows, logprobs.listed(choice, "")["tokens"] if by_text else rows.tokens.tolist(), *counts)
@@ -365,7 +365,7 @@ def read_distance(decoded: Said, places: Sequence[int], read: Sequence[Said | No
     became other tokens are left out."""
     both = zip([place for place in places if place < len(decoded.rows)], read, strict=True)
     far = [distance(decoded.rows[place : place + 1], said.rows) for place, said in both
-           if said and (not said.prompt or said.prompt == decoded.prompt + place)]  # fmt: skip
+           if said and len(said.rows) and said.prompt in (0, decoded.prompt + place)]  # fmt: skip
     return math.hypot(*far) / math.sqrt(max(len(far), 1))
 
 
