@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import pytest
 import yaml
-from bad_values import ENV, FLAGS, HUGE, SECRETS, WORDS
+from bad_values import ENV, HUGE, SECRETS, WORDS
 from bundle_samples import (
     DEB,
     FILES,
@@ -52,7 +52,7 @@ from sparkpin.distribute.layout import IMAGES, INPUTS, RELEASE, STORE
 from sparkpin.fetch.store import Store
 from sparkpin.host.engine import Engine
 from sparkpin.image import oci
-from sparkpin.image.archive import BLOCK, END, Slice, padded
+from sparkpin.image.archive import BLOCK, END, Slice
 from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.oci import digest_of
 from sparkpin.pins import reading
@@ -191,12 +191,6 @@ def other_blob(parts: Parts, sample: Sample) -> bytes:
     return tar_of(parts.files() | {name: parts.members[RELEASE].replace(b"{", b"[", 1)})
 
 
-def other_layer(parts: Parts, sample: Sample) -> Parts:
-    one, another = sample.release.diff_ids[:2]
-    parts.layers[another] = parts.layers[one]
-    return parts
-
-
 def other_time(parts: Parts, sample: Sample) -> bytes:
     """A layer whose file has another time, under its digest: sealed it would be the same."""
     name = oci.blob(sample.release.diff_ids[-1])
@@ -222,86 +216,42 @@ def top_tar(tar: bytes) -> Change:
     return lambda parts, sample: with_top_layer(parts, sample, tar)
 
 
-def negative(name: str) -> bytes:
-    """A header with a size below 0, as base 256 has it."""
-    head = bytearray(tar_header(name))
-    head[124:136] = ((1 << 96) - BLOCK).to_bytes(12, "big")
-    head[148:156] = b" " * 8
-    head[148:156] = b"%06o\0 " % sum(head)
-    return bytes(head)
-
-
-SIZED = b"12 size=abc\n"
 HEADER_FAULT, LAYER_FAULT = "is none that an export writes", "is not the canonical tar of what it holds"
 HOSTILE: dict[str, tuple[Change, str]] = {
     # the archive
     "link": (over(tar_header(oci.INDEX, type=b"2", linkname="/etc/passwd")), HEADER_FAULT),
-    "device": (over(tar_header(oci.INDEX, type=b"3", devmajor=1, devminor=3)), HEADER_FAULT),
-    "setuid": (over(tar_header(oci.INDEX, size=6, mode=0o4755)), HEADER_FAULT),
-    "PAX header": (over(tar_header("././@PaxHeader", tarfile.USTAR_FORMAT, type=b"x", size=6)), HEADER_FAULT),
-    "size below 0": (over(negative(oci.INDEX)), "no tar of an OCI layout"),
     "size beyond the end": (over(tar_header(oci.INDEX, size=1 << 30)), "cut short"),
     "path above": (with_file("../../../etc/cron.d/x", b"x"), "no file of an OCI layout"),
-    "other file": (with_file("sparkpin/x", b"x"), "no file of an OCI layout"),
     "name twice": (raw(lambda d: d[: -len(END)] + tar_of({oci.LAYOUT: oci.LAYOUT_TEXT})), f"has {oci.LAYOUT} twice"),
     "10,000 tiny members": (
         lambda parts, sample: tar_of({f"blobs/sha256/{number:064x}": b"" for number in range(10_000)}),
         f"more than {layout.MEMBERS:,} members",
     ),
     "bytes in the padding": (over(b"\1", BLOCK + len(oci.LAYOUT_TEXT), oci.LAYOUT), "bytes between"),
-    "bytes more": (raw(lambda d: d + END), "no tar of an OCI layout"),
     "bytes at the end": (raw(lambda d: d[:-1] + b"\1"), "does not end as an archive"),
-    "its last byte gone": (raw(lambda d: d[:-1]), "does not end as an archive"),
-    "cut": (raw(lambda d: d[: offset_of(d, oci.INDEX) + BLOCK + 1]), "cut short"),
     "zip bomb": (raw(lambda d: gzip.compress(bytes(1 << 24))), "no tar of an OCI layout"),
     "nothing": (raw(lambda d: b""), "it is no OCI layout"),
-    "no tar": (raw(lambda d: b"text " * 1000), "no tar of an OCI layout"),
-    "another tar": (raw(lambda d: tar_of({"a": b"b"})), "no file of an OCI layout"),
     # its manifests
     "layout of another version": (with_file(oci.LAYOUT, b"{}"), f"{oci.LAYOUT} is not the one"),
-    "other manifest.json": (with_file(oci.ARCHIVE_MANIFEST, b"[]"), f"{oci.ARCHIVE_MANIFEST} is not the one"),
-    **{
-        f"index {text[:12]!r}": (with_file(oci.INDEX, text), oci.INDEX)
-        for text in (b"[" * 100_000, b"{}", b'{"manifests": 1e999}', b"\xff", b"1" * 5000, b'{"manifests": [1]}')
-    },
-    "index with a blank": (
-        lambda parts, sample: tar_of({**parts.files(), oci.INDEX: parts.files()[oci.INDEX] + b" "}),
-        f"{oci.INDEX} is not the one",
-    ),
+    **{f"index {text[:12]!r}": (with_file(oci.INDEX, text), oci.INDEX) for text in (b"[" * 100_000, b"{}", b"\xff")},
     "blob that nothing names": (with_file(BLOB, b"x"), f"{BLOB} is missing, or is nothing"),
     "blob of other bytes": (other_blob, f"{RELEASE}: got other bytes"),
-    "descriptor that lies about a size": (artifact(lambda v: v["layers"][-1].update(size=1)), "expected 1 of sha256:"),
     "descriptor of a huge size": (first_row(size=HUGE), "the artifact: layers.0.size"),
-    "descriptor whose size is no number": (first_row(size=True), "the artifact: layers.0.size"),
     "descriptor that leads elsewhere": (first_row(digest="sha256:../../etc/passwd"), "the artifact: layers.0.digest"),
-    "media types that are swapped": (first_row(mediaType=layout.TYPES[RELEASE]), "not the one of this release"),
     "title twice": (artifact(lambda v: v["layers"].append(v["layers"][0])), "a title twice"),
     "title of no kind": (first_row(annotations={layout.TITLE: "x/y"}), "is missing"),
-    "rows in another order": (artifact(lambda v: v["layers"].reverse()), "not the one of this release"),
     "another subject": (
         artifact(lambda v: v["subject"].update(digest=f"sha256:{ZERO}")),
         "not the one of this release",
     ),
-    "no subject": (artifact(lambda v: v.pop("subject")), "the artifact: subject"),
-    "another artifact": (artifact(lambda v: v.update(artifactType="x")), "not the one of this release"),
     "10,000 rows": (artifact(lambda v: v.update(layers=v["layers"][:1] * 10_000)), "at most 8192 items"),
     # its image
     "compressed layers": (
         image(lambda v: v["layers"][0].update(mediaType="application/vnd.oci.image.layer.v1.tar+gzip")),
         "plain layers",
     ),
-    "foreign layers": (image(lambda v: v["layers"][0].update(urls=["http://x"])), "plain layers"),
-    "image with a huge layer": (
-        image(lambda v: v["layers"][0].update(size=HUGE)),
-        "the image's manifest: layers.0.size",
-    ),
-    "image whose layer's size is no number": (
-        image(lambda v: v["layers"][0].update(size=True)),
-        "the image's manifest: layers.0.size",
-    ),
     "image that lies about a layer's size": (image(lambda v: v["layers"][0].update(size=7)), "says 7 bytes"),
     "a layer less": (image(lambda v: v["layers"].pop()), "the image's manifest"),
-    "layer of another": (other_layer, "got other bytes"),
     "layer of other bytes in the same canonical form": (other_time, "got other bytes"),
     "layer whose blob is not there": (without_layer, "is missing"),
     # its layers
@@ -312,18 +262,9 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "layer with setuid": (top(member("su", b"x", mode=0o4755)), "has mode 4755"),
     "layer with a capability": (top(member("ping", b"x", pax_headers=CAPABILITY)), "or a capability"),
     "layer with an opaque whiteout": (top(member("a/.wh..wh..opq", b"")), "is a whiteout"),
-    "layer with a whiteout of its folder": (top(member("a/.wh..", b"")), "is a whiteout"),
-    "layer with a whiteout of the folder above": (top(member("a/.wh...", b"")), "is a whiteout"),
     "layer with a name twice": (top_tar(tar_of({"a": b"x"})[: -len(END)] + tar_of({"a": b"y"})), LAYER_FAULT),
     "layer with a path above": (top_tar(layer([member("../../etc/x", b"x")])), LAYER_FAULT),
-    "layer with bytes behind its end": (top_tar(tar_of({"a": b"x"}) + b"x" * BLOCK), LAYER_FAULT),
-    "layer that is a zip bomb": (top_tar(gzip.compress(bytes(1 << 24))), "the layer's tar is damaged"),
     "layer that is cut": (top_tar(tar_header("x", size=1 << 30) + END), "the layer's tar is damaged"),
-    "layer with a size that is none": (
-        top_tar(tar_header("x", type=b"x", size=len(SIZED)) + padded(SIZED) + oci.member("a", b"a") + END),
-        "the layer's tar is damaged",
-    ),
-    "layer with a size below 0": (top_tar(negative("x") + END), "the layer's tar is damaged"),
 }
 
 
@@ -389,9 +330,8 @@ def test_an_input_that_is_not_its_name(parts: Parts, tmp_path: Path) -> None:
         ({"inputs": {"../../../etc/cron.d/x": ZERO}}, "names a file '../../../etc/cron.d/x'"),
         ({"executable": ["../x"]}, "`executable`"),
         ({"size": HUGE}, "size"),
-        *(({"argv": ["vllm", "serve", "/model", word]}, "command") for word in WORDS.values()),
-        *(({"argv": ["vllm", *filter(None, pair)]}, "command") for pair in FLAGS.items()),
-        *(({"env": {name: value}}, "env") for name, value in ENV.items()),
+        ({"argv": ["vllm", "serve", "/model", WORDS["a token of the hub"]]}, "command"),
+        ({"env": {"HF_TOKEN": ENV["HF_TOKEN"]}}, "env"),
         ({"inputs": {}}, "statement"),
     ],
 )
@@ -406,23 +346,17 @@ def test_a_secret_in_a_recipe_that_a_bundle_brings(parts: Parts, tmp_path: Path)
     refused(tmp_path, with_input(parts, "recipes/scripted-tiny.yaml", text), "a key of OpenAI's")
 
 
-@pytest.mark.parametrize("data", [b"{}", b"null", b"\xff", b"[" * 10_000, b"long"])
+@pytest.mark.parametrize("data", [b"{}", b"null", b"\xff", b"[" * 10_000, b" " * (layout.JSON_LIMIT + 1)])
 def test_release_records_that_are_none(parts: Parts, tmp_path: Path, data: bytes) -> None:
-    is_long = data == b"long"
-    parts.members[RELEASE] = parts.members[RELEASE] + b" " * layout.JSON_LIMIT if is_long else data
-    refused(tmp_path, parts, f"{layout.JSON_LIMIT:,} are allowed" if is_long else RELEASE)
+    parts.members[RELEASE] = data
+    refused(tmp_path, parts, RELEASE)
 
 
-TWICE = '"completion"], "checks": ["completion"'
-
-
-@pytest.mark.parametrize("literal", [r'"\ud800"', "NaN", "Infinity", "-Infinity", "1e999", '"\ud800"', TWICE])
+@pytest.mark.parametrize("literal", [r'"\ud800"', "NaN", "1e999", '"completion"], "checks": ["completion"'])
 def test_values_that_json_has_no_words_for(parts: Parts, tmp_path: Path, literal: str) -> None:
     """They pass a reader that is not strict, and end the run later, when half of it is done."""
-    text = parts.members[RELEASE].decode()
-    parts.members[RELEASE] = text.replace('"completion"', literal, 1).encode("utf-8", "surrogatepass")
+    parts.members[RELEASE] = parts.members[RELEASE].replace(b'"completion"', literal.encode(), 1)
     refused(tmp_path, parts, f"{RELEASE}: ")
-    assert layout.read_json(layout.as_json(["\U0001f600", 1.5])) == ["\U0001f600", 1.5]
 
 
 @pytest.mark.parametrize(
@@ -433,14 +367,9 @@ def test_values_that_json_has_no_words_for(parts: Parts, tmp_path: Path, literal
         ({"config_digest": f"sha256:{ZERO}"}, "config digest"),
         ({"key": ZERO}, "is of the build key"),
         ({"diff_ids": []}, "configuration of"),
-        ({"platform": "linux/riscv"}, "the record of"),
         ({"config": '{"config": {"Env": ["PIP_PASSWORD=x"]}}'}, "env.PIP_PASSWORD"),
-        ({"config": '{"config": {"Env": ["no value"]}}'}, "configuration of"),
         ({"parent_key": "ring"}, "is of the build key"),
-        *(
-            ({"path": path}, f"names a file {path!r}")
-            for path in ("../../etc/cron.d/x", "/etc/cron.d/x", ".git/hooks/x")
-        ),
+        ({"path": "../../etc/cron.d/x"}, "names a file '../../etc/cron.d/x'"),
         ({"what": "wheel  "}, ""),
     ],
 )
@@ -478,16 +407,14 @@ def test_a_refusal_does_nothing_to_a_terminal(parts: Parts, tmp_path: Path) -> N
     assert "\x1b" not in message and len(message) < 5000
 
 
-@pytest.mark.parametrize("change", [{"checks": ["mods"]}, {"mods": []}, {"acceptance_floor": 0.1}, {"scripted": False}])
-def test_demands_are_those_of_the_stages(parts: Parts, tmp_path: Path, change: dict[str, Any]) -> None:
+def test_demands_are_those_of_the_stages(parts: Parts, tmp_path: Path) -> None:
     """No statement names them, but it names the stages and pins that they follow from."""
-    parts.edit(RELEASE, lambda value: value["demands"].update(change))
+    parts.edit(RELEASE, lambda value: value["demands"].update(checks=["mods"]))
     refused(tmp_path, parts, f"{RELEASE}: demands: got")
 
 
-@pytest.mark.parametrize("checks", [[], ["mods"], ["sleep", "mods"]])
-def test_stages_that_prove_nothing(parts: Parts, tmp_path: Path, sample: Sample, checks: list[str]) -> None:
-    path = f"stages/{sample.release.stage}.yaml"
+def test_stages_that_prove_nothing(parts: Parts, tmp_path: Path, sample: Sample) -> None:
+    path, checks = f"stages/{sample.release.stage}.yaml", ["mods"]
     stage = yaml.safe_load(parts.members[INPUTS + sample.release.inputs[path]])
     stage["smoke"]["checks"] = checks
     other = with_input(parts, path, yaml.safe_dump(stage).encode())
@@ -520,17 +447,6 @@ def test_names_that_become_paths_later(sample: Sample) -> None:
 
 # What takes time or memory
 
-ALIASES = ["a0: &a0 [x, x, x, x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))]
-DEEP, LONG = b"x: " + b"[" * 100_000, b"x: [" + b"a, " * 60_000 + b"a]"
-
-
-@pytest.mark.parametrize("text", [DEEP, LONG, b" " * (1 << 19), "\n".join(ALIASES).encode()])
-def test_pins_that_no_reader_survives(parts: Parts, tmp_path: Path, sample: Sample, text: bytes) -> None:
-    """With so many levels the reader of C ends the process."""
-    other = with_input(parts, f"pins/models/{sample.release.model}.yaml", text)
-    message = refused(tmp_path, other)
-    assert "50 and 50,000" in message or "262,144 or less" in message
-
 
 def test_many_names_of_one_pin(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name costs a sender no bytes, but all pins are read."""
@@ -538,17 +454,11 @@ def test_many_names_of_one_pin(parts: Parts, tmp_path: Path, monkeypatch: pytest
     other = with_input(parts, "pins/models/x0.lock", data)
     names = [f"pins/models/x{i}.lock" for i in range(9)]
     other.edit(RELEASE, lambda value: value["inputs"].update(dict.fromkeys(names, sha256(data))))
-    with monkeypatch.context() as patch:
-        patch.setattr(verify, "PINS_LIMIT", 2 << 20)
-        refused(tmp_path, other, "too many to be read")
-        (tmp_path / "bad.tar").unlink()
-        large = with_input(parts, "recipes/x.yaml", b"#" * (3 << 20))
-        refused(tmp_path, large, f"{2 << 20:,} are allowed")
-    other = with_input(parts, "stages/x0.yaml", b"")
-    names = [f"stages/x{i}.yaml" for i in range(1000)]
-    other.edit(RELEASE, lambda value: value["inputs"].update(dict.fromkeys(names, sha256(b""))))
-    (tmp_path / "bad.tar").unlink()
+    monkeypatch.setattr(verify, "PINS_LIMIT", 2 << 20)
     refused(tmp_path, other, "too many to be read")
+    (tmp_path / "bad.tar").unlink()
+    large = with_input(parts, "recipes/x.yaml", b"#" * (3 << 20))
+    refused(tmp_path, large, f"{2 << 20:,} are allowed")
 
 
 def test_a_pin_is_measured_before_it_is_parsed(parts: Parts, tmp_path: Path) -> None:
@@ -592,9 +502,9 @@ def test_with_its_store(full: Parts, tmp_path: Path, sample: Sample) -> None:
         assert {places[path] for path in models} == {f"{STORE}{sha256(data)}" for data in FILES.values()}
 
 
-@pytest.mark.parametrize("name", STORED)
-def test_stored_files_that_are_not_what_the_records_name(full: Parts, tmp_path: Path, name: str) -> None:
+def test_stored_files_that_are_not_what_the_records_name(full: Parts, tmp_path: Path) -> None:
     """A bit of it is another one, with an index that fits. Without such an index it is a byte as any other."""
+    name = STORED[0]
     full.members[name] = bytes([full.members[name][0] ^ 1]) + full.members[name][1:]
     refused(tmp_path, full, "the artifact is not the one")
 
@@ -607,11 +517,8 @@ def test_a_row_that_is_missing(full: Parts, tmp_path: Path, start: str) -> None:
     refused(tmp_path, full, "missing")
 
 
-STRANGERS = [f"{start}{sha256(b'x')}" for start in (INPUTS, STORE)]
-
-
-@pytest.mark.parametrize("name", [*STRANGERS, f"{IMAGES}x.json", "store/../x"])
-def test_rows_that_no_record_asks_for(full: Parts, tmp_path: Path, name: str) -> None:
+def test_rows_that_no_record_asks_for(full: Parts, tmp_path: Path) -> None:
+    name = f"{STORE}{sha256(b'x')}"
     full.members[name] = b"x"
     refused(tmp_path, full, f"{name} is not what a record asks for")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import shutil
@@ -113,15 +112,6 @@ def test_only_a_bundle_may_have_come_without_a_statement(
         require(check_evidence(verifying.evidence_of(sample.paths, sample.release), Keys()), "it")
 
 
-def test_a_damaged_list_of_imports(sample: Sample, tmp_path: Path) -> None:
-    sample = sample.copied(tmp_path)
-    for damaged in ("{", "3", '["damaged"]', '[{"with_statement": false}]'):
-        (sample.folder / IMPORTS).write_text(damaged)
-        with pytest.raises(ManifestError) as failed:
-            verifying.evidence_of(sample.paths, sample.release)
-        assert IMPORTS in failed.value.next_step
-
-
 @pytest.mark.parametrize(
     ("case", "result", "error"),
     [
@@ -191,20 +181,6 @@ def bill(evidence: Claimed, change: Callable[[dict[str, Any]], object]) -> Claim
     )
 
 
-def model_lock(evidence: Claimed, change: Callable[[dict[str, Any]], object]) -> Claimed:
-    value = json.loads(evidence.project_file(MODEL))
-    change(value["repositories"])
-    return kept(evidence, MODEL, json.dumps(value).encode())
-
-
-def package(evidence: Claimed, **changes: Any) -> Claimed:
-    """Another first Debian package."""
-    spec = evidence.records[0].rootfs
-    assert spec
-    debs = [spec.debs[0].model_copy(update=changes), *spec.debs[1:]]
-    return record(evidence, 0, rootfs=spec.model_copy(update={"debs": debs}))
-
-
 def kept(evidence: Claimed, path: str, data: bytes | None) -> Claimed:
     """The release's record names other bytes for a project file, which are kept, too (or nothing is kept at all)."""
     if data is None:
@@ -240,21 +216,11 @@ TAMPERED: dict[str, tuple[str, Callable[[Claimed], Claimed]]] = {
     "wheel that no lock names": ("locks", lambda e: context(e, 0, "wheel torch", sha256=ZERO)),
     "lock of another time": ("locks", lambda e: kept(e, LOCK, b"{}")),
     "other project file": ("statement", lambda e: kept(e, "recipes/scripted-tiny.yaml", b"other")),
-    **{
-        f"stage {data[:9]!r}": ("statement", functools.partial(kept, path=STAGE, data=data))
-        for data in (b"? {a: b}\n: c\n", b"\xff", b"[" * 100_000)
-    },
+    "stage that no reader survives": ("statement", lambda e: kept(e, STAGE, b"[" * 100_000)),
     "other model lock": ("statement", lambda e: kept(e, MODEL, b"{}")),
-    "model lock without a repository": ("statement", lambda e: model_lock(e, lambda rows: rows.pop("fp8"))),
-    "model lock with a huge file": (
-        "statement",
-        lambda e: model_lock(e, lambda rows: rows["fp8"]["files"][0].update(size=10**400)),
-    ),
     "mod without a version": ("locks", lambda e: context(e, 1, "mod ", what="mod x")),
-    "package without a name": ("locks", lambda e: package(e, name="")),
     "a number beyond all numbers": ("statement", lambda e: record(e, 0, epoch=10**400, seal=10**400)),
     "other Dockerfile": ("statement", lambda e: record(e, 0, dockerfile="FROM scratch\n")),
-    "other time": ("statement", lambda e: release(e, created="2020-01-01T00:00:00Z")),
     "SBOM gone": ("SBOM", lambda e: without(e, SBOM)),
     "SBOM that the statement does not name": (
         "SBOM",
@@ -262,7 +228,6 @@ TAMPERED: dict[str, tuple[str, Callable[[Claimed], Claimed]]] = {
     ),
     # Both files are compared byte for byte, so one change is as good as ten.
     "SBOM of another version": ("SBOM", lambda e: bill(e, lambda v: v["components"][0].update(version="9"))),
-    "subject twice": ("statement", lambda e: statement(e, lambda v: v["subject"].append(v["subject"][0]))),
     "a key more": ("statement", lambda e: statement(e, lambda v: v.update(evil="nothing"))),
 }
 
@@ -276,9 +241,8 @@ def test_tampering_is_found(sample: Sample, case: str) -> None:
         require(checks, "it")
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff", b"null", b"[" * 100_000, b'{"predicate": 1}'])
-def test_what_is_no_statement_at_all(sample: Sample, data: bytes) -> None:
-    checks = check_evidence(with_file(sample.evidence(), STATEMENT, data), Keys())
+def test_what_is_no_statement_at_all(sample: Sample) -> None:
+    checks = check_evidence(with_file(sample.evidence(), STATEMENT, b"[" * 100_000), Keys())
     assert found(checks, "wrong") == ["statement"]
 
 
