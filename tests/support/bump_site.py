@@ -20,7 +20,6 @@ import pytest
 import wheelhouse
 import yaml
 from evidence_samples import copy_of_project, make_sample
-from report_samples import HOST
 from report_samples import comparison as quality_record
 from stack_samples import locked
 from typed import typed
@@ -31,13 +30,10 @@ from sparkpin.cli import upgrade as task
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import stack as lock_module
 from sparkpin.fetch.stack import lock_stack
-from sparkpin.measure.bench.record import Comparison, Conditions
-from sparkpin.measure.bench.run import ALL, ratio
 from sparkpin.pins.schema import LockedDeb
 from sparkpin.releases import quality_record as quality
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
-from sparkpin.smoke.evidence import Evidence
 from sparkpin.upgrade import bisect_plan as planning
 from sparkpin.upgrade import bump_record as record
 from sparkpin.upgrade import bump_run as run
@@ -55,7 +51,7 @@ class Site:
     where: Path
     project: Path
     index: Index
-    faults: dict[str, str] = field(default_factory=dict)  # "name version" -> the step that it turns
+    faults: set[str] = field(default_factory=set)  # "name version" of what loses quality
     asked: list[str] = field(default_factory=list)  # the steps that were carried out
     known: dict[str, dict[str, str]] = field(default_factory=dict)  # image -> versions in it
 
@@ -73,22 +69,17 @@ class Site:
     def bumps(self) -> tuple[Bump, ...]:
         return record.bumps_of(make_paths(self), RECIPE)
 
-    def offer(self, name: str, version: str, fault: str = "", requires: Sequence[str] = ()) -> None:
+    def offer(self, name: str, version: str, *, is_bad: bool = False, requires: Sequence[str] = ()) -> None:
         make_wheel(self.index.folder, name, version, requires=requires)
-        if fault:
-            self.faults[f"{name} {version}"] = fault
+        self.faults |= {f"{name} {version}"} if is_bad else set()
 
-    def turned(self, release: Release, step: str) -> str:
+    def has_fault(self, release: Release) -> bool:
         versions = self.known.get(release.image) or versions_of(self, release)
-        return next((what for what in self.faults if self.faults[what] == step and what in both(versions)), "")
+        return bool(self.faults & {f"{name} {version}" for name, version in versions.items()})
 
 
 def make_paths(site: Site) -> Paths:
     return Paths(site.project, site.where / "cache", site.where / "home")
-
-
-def both(versions: dict[str, str]) -> set[str]:
-    return {f"{name} {version}" for name, version in versions.items()}
 
 
 def versions_of(site: Site, release: Release) -> dict[str, str]:
@@ -179,19 +170,11 @@ def fake_engine(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     def smoke(paths: Paths, releases: Sequence[Release]) -> None:
         site.asked.append("smoke")
         for release in releases:
-            what = site.turned(release, "smoke")
-            checks = [{"name": "tool-call", "passed": not what, "detail": f"no call with {what}"}]
-            checks += [{"name": "chat", "passed": True, "detail": ""}]
-            Releases(paths).smoked(release.tag, {"passed": not what, "seconds": 1.0, "checks": checks})
-
-    def run_smoke(paths: object, engine: object, release: Release, serving: object) -> Evidence:
-        assert release.demands.checks == ("tool-call",), "what failed is asked again, and nothing else"
-        what = site.turned(release, "smoke")
-        return Evidence({"checks": [{"name": "tool-call", "passed": not what, "detail": what}]}, {})
+            Releases(paths).smoked(release.tag, {"passed": True, "seconds": 1.0, "checks": []})
 
     def measure_quality(paths: object, engine: object, release: Release, reference: Release) -> quality.QualityRecord:
         site.asked.append("quality")
-        lost = 0.02 if site.turned(release, "quality") else 0.0001
+        lost = 0.02 if site.has_fault(release) else 0.0001
         found = quality_record(release, reference, judged=())
         figure = quality.Figure(value=lost, low=lost * 0.9, high=lost * 1.1)
         same = quality.Figure(value=1.0, low=0.999, high=1.001)
@@ -201,29 +184,26 @@ def fake_engine(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         )
         return dataclasses.replace(found, texts=(text,), skills=(skill,))
 
-    def measure_speed(paths: object, engine: object, before: Release, after: Release, keep: bool) -> Comparison:
-        site.asked.append("speed")
-        factor = 0.8 if site.turned(after, "speed") else 1.0
-        noisy = [10.0, 10.4, 9.7, 10.1]
-        slowed = [one * factor * n for one, n in zip(noisy, (1.02, 0.99, 1.0, 0.985), strict=True)]
-        known = Conditions(release="", image="", host=HOST, vllm="", argv=(), env={}, server="started")
-        rows = (ratio(ALL, "decode_rate", noisy, slowed),)
-        return Comparison(timestamp="", a=known, b=known, order="ABBA", ratios=rows)
+    def judged(what: str) -> Callable[..., str]:
+        def step(*_: object, **__: object) -> str:
+            site.asked.append(what)
+            return "as before"
+
+        return step
 
     def promote(tag: str) -> None:
         records = site.records
         with records.locked(RECIPE):
             records.point(records.get(tag))
 
-    commands = steps.Commands(lambda *_: None, smoke, measure_quality, measure_speed, promote)
+    commands = steps.Commands(lambda *_: None, smoke, measure_quality, promote=promote, speed=None)  # type: ignore[arg-type]
     monkeypatch.setattr(task, "commands", lambda paths: commands)
+    for what in ("inspect", "speed"):
+        monkeypatch.setattr(steps.Candidate, what, judged(what))
     for name, value in {
         "at_work": at_work,
         "fetch_missing": lambda *_: None,
         "build_releases": build,
-        "run_smoke": run_smoke,
-        "own_server": lambda *_, **__: None,
-        "inspect": lambda *_, **more: SimpleNamespace(errors=[], verdict="inspected"),
     }.items():
         monkeypatch.setattr(steps, name, value)
     for name, value in {

@@ -100,10 +100,3 @@ def test_every_stage_is_built_offline_after_a_fetch(
         release.stage: release.image for release in Releases(Paths(copy.folder, main_job.paths.cache, copy.home)).all()
     }
     assert made == {stage: release.image for stage, release in stages.items()}
-
-
-def test_what_is_missing_is_told_before_anything_is_built(copy: Checkout, tmp_path: Path) -> None:
-    environment = {**copy.env, "SPARKPIN_CACHE": str(tmp_path / "empty")}
-    result = alone(copy.folder, *INVOKE, "build", "--offline", "--recipe", OFFLINE, **environment)
-    assert result.returncode == 2
-    assert "locked files are not in the store" in result.stderr and "invoke build --fetch-only" in result.stderr

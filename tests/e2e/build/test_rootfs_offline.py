@@ -11,16 +11,13 @@ from pathlib import Path
 import pytest
 import uv
 from in_container import output_of
-from newer_engine import DEBIAN_13, NEWER, newer_cli, newer_engine
+from newer_engine import DEBIAN_13
 from newer_engine import newer_root as newer_root
 from places import PROJECT
 
-from sparkpin.build import rootfs
-from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.distribute import digests
 from sparkpin.fetch.store import Store
-from sparkpin.host import buildkit
 from sparkpin.host.engine import Engine
 from sparkpin.pins.manifests import load_stack, load_stack_lock
 
@@ -121,23 +118,3 @@ def test_debian_13_as_host(paths: Paths, published: str, newer_root: Callable[[s
     finally:
         engine.client.api.remove_image(ref)
     assert out.split()[-1] == published
-
-
-@pytest.mark.parametrize("name", NEWER)
-def test_a_newer_engine(
-    name: str,
-    paths: Paths,
-    published: str,
-    newer_root: Callable[[str], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PATH", str(newer_cli(newer_root(NEWER[name][0]), tmp_path / "bin")), prepend=os.pathsep)
-    buildkit.builder.cache_clear()
-    stack = load_stack(PROJECT, "cpu")
-    spec = rootfs.rootfs_spec(stack, load_stack_lock(PROJECT, stack))
-    try:
-        with newer_engine(name, newer_root) as engine:
-            assert sha256_file(rootfs.build_rootfs(paths, engine, spec))[0] == published
-    finally:
-        buildkit.builder.cache_clear()

@@ -129,15 +129,6 @@ def test_what_nobody_has_is_one_error_that_names_the_places(
     assert sorted(path.name for path in paths.store.rglob("*") if path.is_file()) == [PYTHON.sha256]
 
 
-def test_a_busy_archive_is_left_alone_as_long_as_it_asks(
-    paths: Paths, archive: DebianArchive, pauses: list[float]
-) -> None:
-    archive.mirror(LIBC, DATA["libc6"])
-    archive.busy[f"/mirror/debian/{LIBC.path}"] = [(429, "7"), (503, "90"), (503, "")]
-    fetch(paths, LIBC)
-    assert is_stored(paths, LIBC) and pauses == [7.0, 90.0, 4.0]
-
-
 def test_pauses_have_an_end(paths: Paths, archive: DebianArchive, pauses: list[float]) -> None:
     """A server that never gets ready is given up, and not asked for the next package."""
     for deb in (LIBC, PYTHON):
@@ -146,27 +137,6 @@ def test_pauses_have_an_end(paths: Paths, archive: DebianArchive, pauses: list[f
     with pytest.raises(NetworkError):
         fetch(paths, LIBC, PYTHON)
     assert sum(pauses) <= transfer.PATIENCE and len(archive.asked) <= transfer.TRIES + 4
-
-
-def test_without_a_network_one_package_is_tried(
-    paths: Paths, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
-) -> None:
-    nowhere = "http://127.0.0.1:9"
-    monkeypatch.setattr(debs, "mirrors_of", lambda suite: [(f"{nowhere}/debian/", "s")])
-    monkeypatch.setenv("SPARKPIN_SNAPSHOT", nowhere)
-    with pytest.raises(NetworkError, match=r"python3\.11") as caught:
-        fetch(paths, LIBC, PYTHON)
-    assert caught.value.next_step == transfer.AGAIN and len(pauses) == transfer.TRIES - 1
-
-
-def test_a_silent_archive_keeps_no_other_package_from_being_fetched(
-    paths: Paths, archive: DebianArchive, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPARKPIN_SNAPSHOT", "http://127.0.0.1:9")
-    archive.mirror(LIBC, DATA["libc6"])
-    with pytest.raises(NetworkError, match=PYTHON.sha256) as caught:
-        fetch(paths, LIBC, PYTHON)  # the larger one first
-    assert caught.value.next_step == LOST and is_stored(paths, LIBC)
 
 
 def test_no_message_has_the_password_of_a_mirror(

@@ -21,7 +21,7 @@ from sparkpin.build.checkpoint import build_checkpoint
 from sparkpin.build.pair import pair
 from sparkpin.checkpoint.content import is_complete
 from sparkpin.checkpoint.from_gguf import convert
-from sparkpin.checkpoint.steps import checkpoint_key, checkpoint_steps, require
+from sparkpin.checkpoint.steps import checkpoint_key
 from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError, NetworkError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.gguf_wheel import convert_wheel
@@ -180,11 +180,3 @@ def test_it_is_served_and_reads_english(smollm2: tuple[Paths, Path], stages: dic
         strict = subject.demands.model_copy(update={"english": 2.0})
         assert not run_check("logprobs", dataclasses.replace(subject, demands=strict)).passed
     assert all(one.passed for one in found.values()), found
-
-
-def test_stages_that_do_not_apply_are_named() -> None:
-    pin = manifests.load_model(PROJECT, "smollm2")
-    for stage in ("hybrid", "mtp", "v2", "v2-tq"):
-        with pytest.raises(ManifestError) as error:
-            require(pin, checkpoint_steps(manifests.load_chain(PROJECT, stage), pin))
-        assert "--stage base" in error.value.next_step

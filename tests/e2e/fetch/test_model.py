@@ -347,23 +347,6 @@ def kill_when(there: Callable[[], bool], url: str, root: Path, call: str) -> Non
     assert process.wait() == -signal.SIGKILL
 
 
-def test_killed_fetch_goes_on_where_it_was(remote: Remote, locked: ModelLock, tmp_path: Path) -> None:
-    never, half = threading.Event(), (remote.source("int4") / SHARD).stat().st_size // 2
-    digest = sha256_file(remote.source("int4") / SHARD)[0]
-
-    def stall(request: Request) -> Fault | None:
-        return Fault(cut=half, wait=never) if digest in request.path else None
-
-    part = remote.paths.models / "acme/sample-int4" / locked.repositories["int4"].revision / f"{SHARD}.part"
-    with remote.serve(faults=stall) as url:
-        kill_when(lambda: part.is_file() and part.stat().st_size >= half, url, tmp_path, CALL_FETCH)
-        never.set()
-    remote.requests.clear()
-    with remote.serve():
-        assert remote.is_fetched(remote.fetch(locked))
-    assert dict(remote.got("acme/sample-int4"))[SHARD].startswith(f"bytes={half}-")
-
-
 @pytest.mark.parametrize("call", [CALL_LOCK, CALL_FETCH])
 @pytest.mark.parametrize("at", [1, 9, 14, 26])
 def test_killed_at_any_request_the_next_run_ends_as_if_nothing_had_been(
@@ -387,15 +370,6 @@ def test_full_disk_is_told_before_fetching(remote: Remote, locked: ModelLock, mo
     with pytest.raises(DiskError):
         remote.fetch(locked)
     assert remote.requests == []
-
-
-def test_no_hub_is_a_network_error(remote: Remote, locked: ModelLock, pauses: list[float]) -> None:
-    remote.point_at(NOWHERE)
-    with pytest.raises(NetworkError, match="acme/sample-fp8"):
-        remote.fetch(locked)
-    with pytest.raises(NetworkError, match="acme/sample-int4"):
-        remote.lock()
-    assert pauses[-4:] == [1, 2, 4, 8]
 
 
 @pytest.mark.parametrize("data", [b"", b"1234567", (100).to_bytes(8, "little") + b"{}" + bytes(97)])
@@ -477,21 +451,6 @@ def test_the_hub_of_the_environment_gets_the_token_and_its_storage_does_not(
     assert sent == {("127.0.0.1", "Bearer hf_secret"), ("localhost", "")}
     remote.point_at(NOWHERE)
     assert remote.is_fetched(remote.fetch(locked))
-
-
-def test_the_hub_cache_of_the_environment_needs_no_hub(remote: Remote, locked: ModelLock, tmp_path: Path) -> None:
-    cache = tmp_path / "hub-cache"
-    for entry in locked.repositories.values():
-        snapshots = cache / f"models--{entry.repo.replace('/', '--')}/snapshots"
-        shutil.copytree(remote.root / entry.repo, snapshots / entry.revision)
-    shard = cache / f"models--acme--sample-int4/snapshots/{locked.repositories['int4'].revision}/{SHARD}"
-    code = ALONE.format(root=str(tmp_path), call=CALL_FETCH)
-    env = {**os.environ, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
-    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=600)
-    remote.point_at(NOWHERE)
-    places = remote.fetch(locked)
-    assert remote.is_fetched(places)
-    assert (places.folders["int4"] / SHARD).samefile(shard), "a link, not a copy"
 
 
 def test_a_model_is_generated_only_once(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import wheelhouse
 from stack_samples import locked, stack
 from wheelhouse import Index, make_wheel
 
-from sparkpin.core.errors import IntegrityError, NetworkError
+from sparkpin.core.errors import NetworkError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import debs
 from sparkpin.fetch.stack import fetch_stack
@@ -38,18 +38,6 @@ def test_everything_is_fetched_once_and_then_needs_no_network(
     assert left_over(paths) == []
     wheelhouse.use_index(monkeypatch, "http://127.0.0.1:9/simple/")
     assert fetch_stack(paths, stack(), lock) == 0
-
-
-@pytest.mark.parametrize("told", ["sha256", "size"])
-def test_what_the_lock_has_otherwise_is_not_stored(paths: Paths, index: Index, told: str) -> None:
-    """From an index that gives no hashes."""
-    index.hashes = False
-    file = make_wheel(index.folder, "a")
-    wrong = file.model_copy(update={"sha256": "f" * 64} if told == "sha256" else {"size": file.size + 1})
-    with pytest.raises(IntegrityError) as caught:
-        fetch_stack(paths, stack(), locked(paths, wrong))
-    assert all(str(getattr(row, told)) in caught.value.message for row in (file, wrong))
-    assert not any(Store(paths.store).path(each.sha256).exists() for each in (wrong, file))
 
 
 @pytest.mark.parametrize("lost", ["from its page", "from where the page says"])

@@ -31,7 +31,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.daemon import ask
 from sparkpin.host.engine import Engine
 from sparkpin.host.machine import SYSTEM_PATH
-from sparkpin.releases.kept_inputs import KeptInputs, project_of
+from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Release, Releases
 
 pytestmark = pytest.mark.skipif(
@@ -203,15 +203,3 @@ def test_a_killed_rebuild_takes_its_engine_with_it_and_the_next_removes_its_fold
         time.sleep(0.02)
     assert {result.verdict for result in site.reproduce(release)} == {"identical"}
     assert list(site.paths.work.iterdir()) == [] and not sockets.exists()
-
-
-def test_the_project_of_a_release_is_as_it_was(site: Site) -> None:
-    release = site.build()[-1]
-    source = site.paths.project / "mods/hello/sparkpin_hello/__init__.py"
-    before = source.read_bytes()
-    source.write_text("VALUE = 9\n")
-    with project_of(site.paths, release) as project:
-        assert (project / "mods/hello/sparkpin_hello/__init__.py").read_bytes() == before
-        assert pair(project, release.recipe)[-1].tag == release.tag
-    assert not project.exists()
-    assert pair(site.paths.project, release.recipe)[-1].tag != release.tag

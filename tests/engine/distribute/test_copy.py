@@ -10,12 +10,12 @@ from unittest.mock import ANY
 import pytest
 from carried_release import Source, carried_release, engine_with_url
 from newer_engine import newer_root as newer_root
-from private_engine import file_layer, load_image, private_engine
+from private_engine import private_engine
 from ssh_host import ssh_host
 
 from sparkpin.build.make import checkpoint_of
 from sparkpin.checkpoint.content import RECORD
-from sparkpin.core.errors import CheckpointError, DiskError, InputError, IntegrityError, NetworkError
+from sparkpin.core.errors import CheckpointError, DiskError, InputError, NetworkError
 from sparkpin.distribute.engines import Sent, copy
 from sparkpin.host.engine import Engine
 from sparkpin.releases import remote
@@ -55,14 +55,6 @@ def test_only_what_is_missing_is_sent(source: Source, other: tuple[Engine, str])
             image = engine.image(ref)
             assert image and (image.config_digest, image.diff_ids) == (release.image, release.diff_ids)
     assert not list(source.paths.work.glob("saved-*"))
-
-
-def test_another_image_under_the_tag_stays(source: Source, other: tuple[Engine, str]) -> None:
-    engine, url = other
-    image = load_image(engine, source.release.tag, [file_layer("x", b"x")])
-    with pytest.raises(IntegrityError, match="has another image under sparkpin/carried:two-"):
-        send(source, url)
-    assert [one.id for one in engine.client.images.list()] == [image.config_digest]
 
 
 def test_a_full_disk_over_there(source: Source, tmpfs: Callable[[str], Path]) -> None:

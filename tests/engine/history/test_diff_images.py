@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import made_releases
 import pytest
-import tiny_images
 from build_site import Site
 from build_site import site as site
-from recorded import sections, sha
+from recorded import sha
 
 from sparkpin.build import reproduce
 from sparkpin.build.image import cached_contents
 from sparkpin.build.record import layer_file
 from sparkpin.history import sides
-from sparkpin.history.why import find_origin
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Release, Releases
-
-HELLO = "mods/hello/sparkpin_hello/__init__.py"
 
 
 def real_release(site: Site, *flags: str) -> Release:
@@ -43,26 +39,6 @@ def real_release(site: Site, *flags: str) -> Release:
     )
     Releases(site.paths).save(release)
     return release
-
-
-def test_real_images_before_and_after_an_edit(site: Site) -> None:
-    before = real_release(site, "--quiet")
-    tiny_images.write(site.paths.project / HELLO, '"""Made up."""\nVALUE = 2\n')
-    after = real_release(site, "--loud")
-    found = sides.difference(site.paths, before.tag, after.tag)
-    told = sections(found)
-    assert told["mods"][0] == "changed hello 0.1.0" and told["mods"][-2:] == ["-VALUE = 1", "+VALUE = 2"]
-    assert told["vllm serve"] == ["- --quiet", "+ --loud"]
-    assert found.contents and [change.path for change in found.contents.changed] == [
-        "opt/hello/requirements.txt",
-        "opt/hello/sparkpin_hello-0.1.0-py3-none-any.whl",
-    ]
-    assert not found.parts["debs"] and not found.parts["wheels"]
-    wheel = find_origin(site.paths, after.tag, "/opt/hello/sparkpin_hello-0.1.0-py3-none-any.whl")
-    assert wheel.layer and (wheel.layer.name, wheel.layer.stage) == ("hello", "one")
-    assert wheel.entry != find_origin(site.paths, before.tag, wheel.path).entry
-    shell = find_origin(site.paths, after.tag, "/bin/sh")
-    assert shell.layer and shell.layer.name == "root file system"
 
 
 def test_a_rebuild_brings_a_lost_listing_back(

@@ -54,14 +54,6 @@ def built_file(folder: Path, name: str) -> bytes:
         return content_of(tar, name)
 
 
-def test_import_keeps_digest_platform_and_labels(engine: Engine, tmp_path: Path, ref: str) -> None:
-    tar = make_rootfs(tmp_path / "rootfs.tar")
-    image = engine.import_rootfs(tar, ref, architecture="arm64", labels={"a": "b"})
-    again = engine.import_rootfs(tar, ref, architecture="arm64", labels={"a": "b"})
-    assert image.architecture == "arm64" and image.labels == {"a": "b"} and len(image.diff_ids) == 1
-    assert image == again
-
-
 def test_a_source_that_fails_midway_leaves_no_tag(engine: Engine, ref: str) -> None:
     torn = read_layer(io.BytesIO(file_layer("opt/x", b"d" * 3_000_000)))
     torn.source.truncate(1_000_000)

@@ -14,15 +14,13 @@ from pathlib import Path
 import pytest
 from heard import heard
 from made_releases import BASE, built, digest, keep_bytes, release, tags
-from private_engine import file_layer, load_image, sleeper
+from private_engine import load_image, sleeper
 
-from sparkpin.build.record import begun_mark
 from sparkpin.core import locks
 from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.prune import plan as pruning
-from sparkpin.prune.images import STALE_AFTER
 from sparkpin.prune.plan import Pruned, PruneOptions
 from sparkpin.releases import current as retention
 from sparkpin.releases.container import CACHE_LABEL, cache_volume
@@ -30,7 +28,6 @@ from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Release, Releases
 
 pytest_plugins = ["empty_engine"]
-LATER = STALE_AFTER + 60
 
 
 @pytest.fixture
@@ -117,29 +114,6 @@ def test_prune_keeps_a_checkpoint_and_an_image_that_another_release_needs(paths:
     assert Releases(paths).checkpoint(second).is_dir()
     assert digest(engine, twin.tag) == first.image
     assert f"sparkpin/stack-cpu:v2-{first.build_key[:12]}" in tags(engine), "the twin's image stands on it"
-
-
-def test_prune_leaves_the_work_of_a_build_that_runs_now(paths: Paths, engine: Engine) -> None:
-    kept = built(paths, engine, 1)
-    load_image(engine, "sparkpin/stack-cpu:base-aaaaaaaaaaaa", [BASE])  # stands below the release: stays for ever
-    load_image(engine, "sparkpin/stack-cpu:base-bbbbbbbbbbbb", [file_layer("lonely", b"x" * 50_000)])
-    load_image(engine, "sparkpin/stack-cpu:base-ffffffffffff", [file_layer("of another home", b"w" * 60_000)])
-    mark = begun_mark(paths.images / "cpu-base-bbbbbbbbbbbb.json")  # as the build left it that was killed
-    mark.parent.mkdir(parents=True, exist_ok=True)
-    mark.touch()
-    load_image(engine, "somebody/elses:1", [file_layer("theirs", b"y" * 70_000)])
-    load_image(engine, "sparkpin/other-home:v2-cccccccccccc", [file_layer("home", b"z" * 10), file_layer("b", b"z")])
-    load_image(engine, "sparkpin/stack-cpu:base-dddddddddddd", [file_layer("home", b"z" * 10)])
-    young = paths.checkpoints / "tiny-model/0123456789abcdef"
-    young.mkdir(parents=True)
-    before = tags(engine)
-    assert not prune(paths, engine, 1).files
-    assert tags(engine) == before and young.is_dir()
-    freed = prune(paths, engine, 1, later=LATER)
-    assert tags(engine) == before - {"sparkpin/stack-cpu:base-bbbbbbbbbbbb"}
-    assert freed.tags == ("sparkpin/stack-cpu:base-bbbbbbbbbbbb",) and not mark.exists()
-    assert not young.exists()
-    assert Releases(paths).checkpoint(kept).is_dir()
 
 
 def test_a_prune_that_was_killed_is_completed_by_the_next(

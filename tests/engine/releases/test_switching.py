@@ -40,15 +40,6 @@ def tasks(paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(commands_releases, "engine_of", lambda _: engine)
 
 
-@pytest.mark.parametrize("state", ["built", "failed"])
-def test_only_what_passed_is_promoted(paths: Paths, engine: Engine, state: str) -> None:
-    made = built(paths, engine, 1, state)
-    with pytest.raises(InputError) as caught:
-        retention.promote(paths, engine, made)
-    assert caught.value.next_step == f"invoke smoke {made.tag}"
-    assert Releases(paths).current("tiny") is None
-
-
 def roll_back(paths: Paths, engine: Engine) -> Release:
     """As the task does; the release that is current then."""
     former = retention.require_current(Releases(paths), "tiny")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import yaml
@@ -13,9 +12,7 @@ from places import PROJECT, copied_to
 from sparkpin.build.pair import pair, require_model_fits
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.paths import Paths
-from sparkpin.distribute.materials import model_inputs
 from sparkpin.pins.nodes import nodes_of
-from sparkpin.releases.record import Release
 
 OWN = "scripted-tiny"
 
@@ -68,17 +65,3 @@ def test_what_does_not_divide_is_refused(project: Path, more: dict[str, Any], go
     with pytest.raises(ManifestError) as caught:
         require_model_fits(paths, pair(project, write(project, **more))[-1])
     assert caught.value.got == got
-
-
-@pytest.mark.parametrize("stage", ["v2-tq", "v3"])
-def test_only_a_stage_with_the_step_fetches_and_names_the_mtp_layer_in_fp8(stage: str) -> None:
-    """By its lock, by which `up` fetches, and by statement and SBOM; the lock of the model has them."""
-    last = pair(PROJECT, "trained-tiny", stage=stage)[-1]
-    release = SimpleNamespace(model=last.model.name, drafter=None, stage=stage)
-    named = {
-        "pair": last.model_lock.repositories["fp8"].tensors,
-        "evidence": model_inputs(PROJECT, cast(Release, release)).repositories[0].tensors,
-    }
-    has = {what: any("mtp." in getattr(one, "name", one) for one in tensors) for what, tensors in named.items()}
-    assert has == dict.fromkeys(named, stage == "v3")
-    assert ("mtp-fp8" in last.steps) == (stage == "v3")

@@ -9,23 +9,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from recorded import Site, sha
 
 from sparkpin.build import reproduce
-from sparkpin.build.record import layer_file, records_of
 from sparkpin.core.errors import HostError
-
-
-def test_what_differs_is_told_field_by_field(tmp_path: Path) -> None:
-    site = Site.make(tmp_path)
-    first, second = (records_of(site.paths, release)[0] for release in (site.first(), site.second()))
-    lines = [*reproduce.differences((site.paths, first), (site.paths, second))]
-    assert "/etc/passwd: mode 0644 -> 0600" in lines
-    assert f"/usr/bin/dash: content {sha('shell')} -> {sha('new shell')}" in lines
-    assert any(line.startswith("only in the image built now: /etc/odd") for line in lines)
-    layer_file(site.paths, first.diff_ids[0]).unlink()
-    *settings, last = reproduce.differences((site.paths, first), (site.paths, second))
-    assert all(line.startswith("configuration: ") for line in settings) and str(tmp_path) in last
 
 
 def test_only_root_begins(monkeypatch: pytest.MonkeyPatch) -> None:

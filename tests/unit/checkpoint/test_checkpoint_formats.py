@@ -186,8 +186,6 @@ def setting(key: str, value: object) -> Callable[[Pair], None]:
 
 
 SCALE = f"{ATTENTION[0]}.weight_scale_inv"
-EXPERT = f"{BODY}0.mlp.experts.0.up_proj"
-PACKED_EXPERT = {f"{EXPERT}.qweight": ("I32", (1, 8)), f"{EXPERT}.scales": ("F16", (1, 8))}
 FP8, BF16 = {"repository": "fp8"}, {"repository": "bf16"}
 
 
@@ -195,21 +193,15 @@ FP8, BF16 = {"repository": "fp8"}, {"repository": "bf16"}
     ("change", "rule", "where"),
     [
         (spec("qweight", "I32", 2, 8), FP8_ATTENTION, r"weight: .* \[8, 8\]"),
-        (spec("qweight", "U32", 1, 8), FP8_ATTENTION, r"qweight: .*U32 \[1, 8\]"),
-        (spec("scales", "F16", 1, 4), FP8_ATTENTION, r"scales: .*\[1, 4\]"),
         (spec("weight", "F8_E5M2", 8, 8, **FP8), FP8_ATTENTION, "weight: .*F8_E5M2"),
         (spec("weight_scale_inv", "BF16", 2, 1, **FP8), FP8_ATTENTION, r"\[2, 2\] for a weight of \[8, 8\]"),
         (lambda pair: pair.base[FIRST].pop(f"{ATTENTION[0]}.scales"), FP8_ATTENTION, r"q_proj\.scales"),
         (setting("bits", 3), FP8_ATTENTION, r"quantization_config\.bits"),
-        (setting("bits", 4.0), FP8_ATTENTION, r"quantization_config\.bits"),
-        (setting("extra_config", ["a"]), FP8_ATTENTION, r"quantization_config\.extra_config"),
         (lambda pair: pair.configs["fp8"].update(quantization_config="fp8"), FP8_ATTENTION, r"fp8/config\.json"),
         (lambda pair: pair.shards["bf16"][FIRST].update({SCALE: ("BF16", (2, 2))}), PLAIN_ATTENTION, "scale_inv"),
         (spec("weight", "F8_E4M3", 8, 8, **BF16), PLAIN_ATTENTION, "F8_E4M3"),
         (lambda pair: pair.base[FIRST].update({"lm_head.weight": ("BF16", (8, 8))}),
          FP8_ATTENTION | {"modules": ["lm_head"]}, "lm_head"),
-        (lambda pair: pair.base[FIRST].update(PACKED_EXPERT),
-         PLAIN_ATTENTION | {"modules": ["*.experts.*"]}, EXPERT),
         (lambda pair: None, RULE | {"modules": ["model.*.mlp.shared_expert.up_proj"]}, "up_proj and .*gate_proj"),
     ],
 )  # fmt: skip

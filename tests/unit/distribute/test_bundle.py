@@ -541,20 +541,6 @@ def test_models_that_no_folder_can_hold(
     refused(tmp_path, with_input(full, path, json.dumps(lock).encode()), why)
 
 
-@pytest.mark.parametrize("kind", ["wheel", "deb"])
-def test_packages_that_the_lock_does_not_name(full: Parts, tmp_path: Path, sample: Sample, kind: str) -> None:
-    """Record and member agree; but the release's own lock wants another file."""
-
-    def change(value: Any) -> None:
-        row = value["rootfs"]["debs"][0] if kind == "deb" else value["context"][-1]
-        del full.members[f"{STORE}{row['sha256']}"]
-        full.members[f"{STORE}{sha256(b'evil')}"] = b"evil"
-        row.update(sha256=sha256(b"evil"), size=4)
-
-    full.edit(f"{IMAGES}{sample.records[0].key}.json", change)
-    refused(tmp_path, full, f"locks: pins/stacks/cpu.lock does not name {kind} made 1.0 {sha256(b'evil')}")
-
-
 def test_a_file_that_changes_after_it_was_verified(good: Path, tmp_path: Path) -> None:
     path = tmp_path / "moving.tar"
     path.write_bytes(good.read_bytes())

@@ -20,7 +20,6 @@ from sparkpin.build.record import write_record
 from sparkpin.cli import evidence as commands_evidence
 from sparkpin.core.errors import HostError, InputError, IntegrityError
 from sparkpin.distribute.signing import SIGNING_KEY, Keys, attest, ensure_attested, is_attested
-from sparkpin.fetch.store import Store
 from sparkpin.pins import manifests
 from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Releases
 
@@ -160,9 +159,3 @@ def test_signing_with_verify(own: Sample, tmp_path: Path) -> None:
         with pytest.raises(IntegrityError):  # no engine has its image
             commands_evidence.verify(own.release.tag, require_signature=False, sign=True)
     assert (own.folder / STATEMENT).is_file()
-
-
-def test_lost_input_is_told(own: Sample) -> None:
-    Store(own.paths.inputs).path(own.release.inputs["stages/base.yaml"]).unlink()
-    with pytest.raises(IntegrityError, match=r"stages/base\.yaml"):
-        attest(own.paths, own.release, Keys())

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,6 @@ from checkpoint_samples import (
 from heard import heard
 
 from sparkpin.build.checkpoint import build_checkpoint
-from sparkpin.checkpoint.content import TABLE
 from sparkpin.core import files
 from sparkpin.core.errors import CheckpointError, DiskError, IntegrityError
 from sparkpin.fetch.lock_model import lock_model
@@ -146,27 +143,6 @@ def test_a_base_that_changes_while_it_is_copied(model: Model) -> None:
     with pytest.raises(CheckpointError, match=SHARD):
         model.build()
     assert sorted(model.paths.checkpoints.rglob("*")) == there, "nothing to go on from"
-
-
-def test_a_page_that_was_mapped_and_dirty_when_it_was_read_is_no_way_in() -> None:
-    """On a disk: tmpfs, where other tests may run, keeps no time of such writes."""
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as disk:
-        model = Model(Path(disk), [])
-        model.build(("copy",))
-        with model.cached.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
-            mapped[-1] = mapped[-1]
-            model.build(("copy", "mtp"))
-            mapped[-1] ^= 1
-            with pytest.raises(IntegrityError, match="expected size="):
-                model.build(HYBRID)
-
-
-@pytest.mark.parametrize("text", ["", "[1]", '{"models/config.json": ["0"], "gone": []}'])
-def test_a_record_that_says_nothing_costs_a_hash(model: Model, text: str) -> None:
-    model.build(("copy",))
-    (model.paths.cache / TABLE).write_text(text)
-    model.build(HYBRID)
-    assert len(model.read) > 3
 
 
 def folder(path: Path) -> None:

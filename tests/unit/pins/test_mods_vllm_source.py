@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -59,25 +58,6 @@ def test_the_table_of_each_readme_names_each_release() -> None:
             readme = (PROJECT / "mods" / mod / "README.md").read_text()
             for release in RELEASES:
                 assert f"| {release} | {'yes' if release in touches else 'no'} |" in readme, f"{mod}: {release}"
-
-
-def test_the_names_that_changed_last_stand_in_the_documentation() -> None:
-    rows = {}
-    for line in (PROJECT / "docs/mods.md").read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 4 and cells[0] in DECLARED:
-            rows[cells[0]] = [sorted(re.findall(r"`([^`]+)`", cell)) for cell in cells[1:]]
-    wanted = {mod: [[], [], []] for mod in DECLARED}
-    for mod, touches in DECLARED.items():
-        for name, parameters in touches["0.33.0"].items():
-            if DATA["0.32.0"][name] is None or DATA["0.32.0"][name]["sha256"] != DATA["0.33.0"][name]["sha256"]:
-                kind = 2 if parameters is None else int(parameters.startswith("("))
-                module, _, qualified = name.partition(":")
-                wanted[mod][kind].append("vllm.__version__" if module == "vllm" else qualified)
-    assert rows == {mod: [sorted(names) for names in kinds] for mod, kinds in wanted.items()}
-    count = sum(len(names) for kinds in wanted.values() for names in kinds)
-    touched = sum(len(touches["0.33.0"]) for touches in DECLARED.values())
-    assert f"{count} of {touched} touched names changed" in (PROJECT / "docs/mods.md").read_text()
 
 
 class Uses(ast.NodeVisitor):

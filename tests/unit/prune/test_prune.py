@@ -34,7 +34,7 @@ from sparkpin.cli import evidence as commands_evidence
 from sparkpin.cli import releases as commands
 from sparkpin.core import locks
 from sparkpin.core.errors import BusyError, DiskError, IntegrityError
-from sparkpin.core.files import PARTIAL, atomic_file, lock, write_json
+from sparkpin.core.files import atomic_file, lock, write_json
 from sparkpin.core.paths import Paths
 from sparkpin.distribute import transfer
 from sparkpin.host.engine import Engine
@@ -42,7 +42,7 @@ from sparkpin.host.images import ImageInfo
 from sparkpin.measure.quality import corpus, run
 from sparkpin.prune import plan
 from sparkpin.prune.images import STALE_AFTER, EngineState, unneeded_tags
-from sparkpin.prune.plan import Pruned, PruneOptions, exclusive, make_plan, remove_path, verdicts
+from sparkpin.prune.plan import Pruned, PruneOptions, make_plan, remove_path, verdicts
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.protection import Protection, protect
 from sparkpin.releases.record import Release, Releases
@@ -348,20 +348,6 @@ def test_what_serve_starts_again_stays_without_a_container(paths: Paths, monkeyp
     monkeypatch.setattr(plan, "remove", lambda paths, engine, done: removed.append(done))
     commands.prune(paths, keep=0)
     assert [one.tag for one in removed[0].removed] == [known[2].tag] and removed[0].volumes == ("cache-3",)
-
-
-def test_a_dry_run_counts_what_the_run_itself_removes(paths: Paths) -> None:
-    """The run holds the lock of the records, which sweeps their folder, before it looks."""
-    records = Releases(paths)
-    records.save(release(1, "passed"))
-    for folder in (records.root / "tiny", paths.checkpoints / "tiny-model"):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{PARTIAL}of-a-killed-run").touch()
-    options = PruneOptions(keep=1, now=time.time() + LATER)
-    dry = make_plan(paths, state_of([]), options).files
-    with exclusive(paths, store=False):
-        assert make_plan(paths, state_of([]), options).files == dry
-    assert dry["left by killed runs"] == (paths.checkpoints / "tiny-model" / f"{PARTIAL}of-a-killed-run",)
 
 
 def test_what_a_killed_run_left_goes_once_it_is_old(tmp_path: Path) -> None:

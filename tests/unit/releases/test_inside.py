@@ -53,36 +53,6 @@ def lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return live
 
 
-@pytest.mark.parametrize("rank", [None, 0, 1])
-def test_at_its_limit_it_ends_with_0_and_says_so(
-    lives: Any, rank: int | None, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Docker's policy is "on-failure"; on another machine, where it is "unless-stopped", once it is asked to."""
-    assert lives(rank, None, 1) == 1
-    assert inside.STAYS_DOWN not in capfd.readouterr().out
-    assert lives(rank, 0, 1) == 0
-    assert f"sparkpin: {inside.STAYS_DOWN}" in capfd.readouterr().out.splitlines()[-1]
-    assert lives(rank, 1, 3) == 1, "the limit was raised"
-
-
-def test_a_word_beside_the_socket_says_whether_it_listens(
-    lives: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    word, before = tmp_path / inside.PROXY_STATE, list[bool]()
-
-    def reap(_: int) -> int:
-        while not (word.is_file() and word.read_text() == inside.UP):
-            threading.Event().wait(0.01)
-        return 1
-
-    word.write_text(inside.UP)  # of a life that was killed with its process 1
-    monkeypatch.setattr(inside, "wait_for_socket", lambda _: before.append(word.exists()))
-    monkeypatch.setattr(inside, "wait_for_engine", lambda _: threading.Event().wait())
-    monkeypatch.setattr(inside, "reap", reap)
-    assert lives(None, None, 1) == 1 and word.read_text() == "" and before == [False]
-    assert lives(None, 0, 1) == 0 and word.read_text() == inside.DOWN
-
-
 @pytest.mark.parametrize(("left", "code"), [((1 << 30) - 1, inside.NO_RESERVE), (1 << 30, 7)])
 def test_below_the_machine_s_reserve_it_ends_the_server(
     lives: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int, code: int
@@ -154,31 +124,6 @@ def test_a_stop_before_there_is_a_server_ends_it(lives: Any, monkeypatch: pytest
     assert ended.value.code == 0
 
 
-HEAD, WORKER, OTHER = "0100000A", "0200000A", "0300000A"  # 10.0.0.1, .2, .3, as proc(5) has them here
-V6 = "0000000000000000FFFF0000"
-TCP = f"""  sl  local_address rem_address   st tx_queue
-   0: {HEAD}:733D 00000000:0000 0A 0
-   1: {HEAD}:733D {WORKER}:C7A6 01 0
-   2: {HEAD}:733D {HEAD}:A9AE 01 0
-   3: {HEAD}:733D {OTHER}:C7A6 08 0
-   4: {HEAD}:8E3F {OTHER}:E762 01 0
-"""
-TCP6 = f"""  sl  local_address                         remote_address                        st
-   0: {V6}{WORKER}:C7A7 {V6}{HEAD}:733D 01
-   1: {V6}{HEAD}:A9AE {V6}{HEAD}:733D 01
-"""
-
-
-def test_the_connections_of_workers_to_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not those that have ended, nor of other ports, nor rank 0's own."""
-    tables = tmp_path / "tcp", tmp_path / "tcp6"
-    for table, text in zip(tables, (TCP, TCP6), strict=True):
-        table.write_text(text)
-    monkeypatch.setattr(inside, "SOCKETS", tables)
-    found = inside.connections(("10.0.0.1", 29501))
-    assert found == {f"{WORKER}:C7A6", f"{WORKER}:C7A7"}
-
-
 @pytest.fixture
 def store() -> Any:
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -246,13 +191,6 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     heard.answers, heard.moves = False, False
     heard.thread.join(10)
     assert heard.ended == [inside.HUNG], "a server that writes no token is ended"
-
-
-def test_a_hang_is_told_before_the_server_is_ended(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    server.answers = False
-    while inside.health() == 0:
-        time.sleep(0.005)
-    assert server.ended == [] and "failure 1 of 2" in capsys.readouterr().out
 
 
 def test_a_process_1_that_stands_still_is_not_healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
