@@ -4,8 +4,6 @@ from __future__ import annotations
 
 WORDS = {  # what is wrong -> a word of a command line
     "a line end": "a\nb",
-    "a carriage return": "a\rb",
-    "NUL": "a\0b",
     "ESC": "\x1b[2J",
     "a token of the hub": "hf_" + "a" * 34,
     "a key of OpenAI's form": "sk-" + "a" * 40,
@@ -16,18 +14,13 @@ FLAGS |= {"--api-k": "tok", "--hf_t=tok": None}  # argparse takes the beginning 
 ENV = {
     "": "x",
     "1X": "x",
-    "A B": "x",
-    "A=B": "x",
-    "A-B": "x",
     "A\n": "x",
     "Ä": "x",
     "VLLM_API_KEY": "0123456789abcdef",
     "HF_TOKEN": "tok",
     "AWS_SECRET_ACCESS_KEY": "x" * 40,
     "MY_PASSWORD": "x",
-    "db_password": "x",
     "X": "a\nb",
-    "Y": "a\0b",
     "Z": "-----BEGIN RSA PRIVATE KEY-----",
 }
 SECRETS = ("0123456789abcdef", "hf_a", "sk-a", "me:secret", "x" * 40)  # what no message repeats

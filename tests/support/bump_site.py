@@ -1,7 +1,6 @@
 """A home for `invoke bump` without an engine: a real index, real locks and records, and a current release.
 
-Faked are images and answers: each check looks at the versions that are in the lock of its release. What asks a real
-server is tested beside `smoke`, `quality`, `bench` and `bisect`, and is called here as they call it.
+Images are faked, and every step finds them good: tests/engine/upgrade/test_bump_engine.py has real ones and a bad one.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import pytest
 import wheelhouse
 import yaml
 from evidence_samples import copy_of_project, make_sample
-from report_samples import comparison as quality_record
 from stack_samples import locked
 from typed import typed
 from wheelhouse import Index, make_wheel
@@ -31,10 +29,8 @@ from sparkpin.core.paths import Paths
 from sparkpin.fetch import stack as lock_module
 from sparkpin.fetch.stack import lock_stack
 from sparkpin.pins.schema import LockedDeb
-from sparkpin.releases import quality_record as quality
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
-from sparkpin.upgrade import bisect_plan as planning
 from sparkpin.upgrade import bump_record as record
 from sparkpin.upgrade import bump_run as run
 from sparkpin.upgrade import bump_steps as steps
@@ -51,9 +47,7 @@ class Site:
     where: Path
     project: Path
     index: Index
-    faults: set[str] = field(default_factory=set)  # "name version" of what loses quality
     asked: list[str] = field(default_factory=list)  # the steps that were carried out
-    known: dict[str, dict[str, str]] = field(default_factory=dict)  # image -> versions in it
 
     @property
     def records(self) -> Releases:
@@ -69,13 +63,8 @@ class Site:
     def bumps(self) -> tuple[Bump, ...]:
         return record.bumps_of(make_paths(self), RECIPE)
 
-    def offer(self, name: str, version: str, *, is_bad: bool = False, requires: Sequence[str] = ()) -> None:
+    def offer(self, name: str, version: str, requires: Sequence[str] = ()) -> None:
         make_wheel(self.index.folder, name, version, requires=requires)
-        self.faults |= {f"{name} {version}"} if is_bad else set()
-
-    def has_fault(self, release: Release) -> bool:
-        versions = self.known.get(release.image) or versions_of(self, release)
-        return bool(self.faults & {f"{name} {version}" for name, version in versions.items()})
 
 
 def make_paths(site: Site) -> Paths:
@@ -161,28 +150,10 @@ def fake_engine(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         copy = shutil.copytree(paths.project, site.where / f"made{len(site.asked)}")
         yield make_sample(site.where, "base", copy, "2026-01-03T00:00:00Z").release
 
-    def build_images(paths: Paths, engine: object, pairings: Sequence[Pairing]) -> list[object]:
-        lock = json.loads((paths.project / LOCK).read_text())
-        digest = f"sha256:{len(site.known) + 1:064x}"
-        site.known[digest] = {row["name"]: row["version"] for row in lock["wheels"]}
-        return [SimpleNamespace(ref="mixed", config_digest=digest, diff_ids=(digest,), size=1)]
-
     def smoke(paths: Paths, releases: Sequence[Release]) -> None:
         site.asked.append("smoke")
         for release in releases:
             Releases(paths).smoked(release.tag, {"passed": True, "seconds": 1.0, "checks": []})
-
-    def measure_quality(paths: object, engine: object, release: Release, reference: Release) -> quality.QualityRecord:
-        site.asked.append("quality")
-        lost = 0.02 if site.has_fault(release) else 0.0001
-        found = quality_record(release, reference, judged=())
-        figure = quality.Figure(value=lost, low=lost * 0.9, high=lost * 1.1)
-        same = quality.Figure(value=1.0, low=0.999, high=1.001)
-        text = dataclasses.replace(found.overall, kl=figure, continued_kl=figure, top1=same, ratio=same)
-        skill = quality.Skill(
-            name="tool calls", asked=8, reference=8, release=8, lost=quality.Figure(value=0.0, low=0.0, high=0.0)
-        )
-        return dataclasses.replace(found, texts=(text,), skills=(skill,))
 
     def judged(what: str) -> Callable[..., str]:
         def step(*_: object, **__: object) -> str:
@@ -196,25 +167,15 @@ def fake_engine(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         with records.locked(RECIPE):
             records.point(records.get(tag))
 
-    commands = steps.Commands(lambda *_: None, smoke, measure_quality, promote=promote, speed=None)  # type: ignore[arg-type]
+    commands = SimpleNamespace(attest=lambda *_: None, smoke=smoke, promote=promote)
     monkeypatch.setattr(task, "commands", lambda paths: commands)
-    for what in ("inspect", "speed"):
+    for what in ("inspect", "quality", "speed"):
         monkeypatch.setattr(steps.Candidate, what, judged(what))
-    for name, value in {
-        "at_work": at_work,
-        "fetch_missing": lambda *_: None,
-        "build_releases": build,
-    }.items():
+    for name, value in (("at_work", at_work), ("fetch_missing", lambda *_: None), ("build_releases", build)):
         monkeypatch.setattr(steps, name, value)
-    for name, value in {
-        "engine_of": lambda _: SimpleNamespace(version="", platform="linux/amd64"),
-        "obstacle": lambda *_: None,
-        "require_consistent": lambda *_: None,
-        "require_image": lambda *_: None,
-    }.items():
-        monkeypatch.setattr(run, name, value)
-    for name, value in (("at_work", at_work), ("fetch_missing", lambda *_: None), ("build_images", build_images)):
-        monkeypatch.setattr(planning, name, value)
+    monkeypatch.setattr(run, "engine_of", lambda _: SimpleNamespace(version="", platform="linux/amd64"))
+    for name in ("obstacle", "require_consistent", "require_image"):
+        monkeypatch.setattr(run, name, lambda *_: None)
 
 
 @pytest.fixture

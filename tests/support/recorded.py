@@ -6,18 +6,16 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import made_releases
 import tiny_images
-from wheelhouse import make_wheel
 
 from sparkpin.build import rootfs
 from sparkpin.build.record import BuildInput, BuildRecord, LayerRecord, layer_file, write_record
 from sparkpin.core.paths import Paths
-from sparkpin.fetch.store import Store
 from sparkpin.history.diff import Difference
 from sparkpin.history.diff_text import difference_lines
 from sparkpin.image.listing import Contents, PathEntry, write_contents
@@ -74,10 +72,6 @@ ROOT: Contents = (
     link("usr/bin/awk", "/etc/alternatives/awk"),
     file("usr/bin/dash", "shell", "deb:dash", 0o755),
     link("usr/bin/sh", "dash", "deb:dash"),
-    folder("usr/lib"),
-    file("usr/lib/run.py", "run", "deb:python3"),
-    folder("usr/lib/__pycache__"),
-    file("usr/lib/__pycache__/run.cpython-311.pyc", "compiled run"),
 )
 VENV: Contents = (folder("opt"), folder("opt/vllm"), file("opt/vllm/pyvenv.cfg", "home = /usr/bin\n"))
 
@@ -88,7 +82,6 @@ def wheel_layer(name: str, text: str, version: str = "1.0") -> Contents:
         folder("opt"),
         folder(f"{SITE}/{name}"),
         file(f"{SITE}/{name}/__init__.py", text, owner),
-        file(f"{SITE}/{name}/__pycache__/__init__.cpython-311.pyc", f"compiled {text}", owner),
         file(f"{info}/RECORD", f"record of {text}", owner),
     )
 
@@ -98,24 +91,12 @@ class Site:
     """A project with the stages base and one (mod hello) of the stack `made`, and its state folders."""
 
     paths: Paths
-    wheels: Mapping[str, schema.LockedFile]
 
     @classmethod
     def make(cls, where: Path) -> Site:
         project = tiny_images.make_project(where / "project", "made")
         tiny_images.write(project / "pins/stacks/made.yaml", STACK)
-        paths = Paths(project, where / "cache", where / "home")
-        made = where / "wheels"
-        made.mkdir()
-        rows = [
-            make_wheel(made, "alpha", requires=["beta>=1"], files={"alpha/__init__.py": "a = 1\n"}),
-            make_wheel(made, "alpha", "1.10", requires=["beta>=1"], files={"alpha/__init__.py": "a = 2\n"}),
-            make_wheel(made, "beta", requires=["gamma (>=1) ; python_version > '3'", "delta ; extra == 'more'"]),
-            make_wheel(made, "gamma"),
-        ]
-        for row in rows:
-            Store(paths.store).add(made / row.file, row)
-        return cls(paths, {f"{row.name} {row.version}": row for row in rows})
+        return cls(Paths(project, where / "cache", where / "home"))
 
     def record(
         self,
@@ -175,11 +156,9 @@ class Site:
             epoch=1767225600,
         )
 
-    def wheel(self, layer: str, key: str, note: str = "") -> BuildInput:
-        row = self.wheels[key]
-        return BuildInput(
-            path=f"wheels/{layer}/{row.file}", sha256=row.sha256, size=row.size, what=f"wheel {key}{note}"
-        )
+    def wheel(self, layer: str, key: str) -> BuildInput:
+        file = f"{key.replace(' ', '-')}-py3-none-any.whl"
+        return BuildInput(path=f"wheels/{layer}/{file}", sha256=sha(key), size=900, what=f"wheel {key}")
 
     def mod(self, text: str) -> BuildInput:
         path = "wheels/hello/sparkpin_hello-0.1.0-py3-none-any.whl"

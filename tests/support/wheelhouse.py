@@ -63,7 +63,7 @@ CACHE = tempfile.TemporaryDirectory(prefix="sparkpin-uv-")  # uv looks at the in
 
 @dataclass
 class Index:
-    """slow: file -> seconds between pieces of 64 KiB; hashes: whether pages carry them; asked: file names served.
+    """slow: file -> seconds between pieces of 64 KiB; asked: file names served.
 
     gone: files that the pages name and that are not there any more. sizes: pages are JSON and tell them (PEP 700).
     busy: files that a 503 stands before, once; login: "name:password" that everything requires; stale: what is sent in
@@ -74,7 +74,6 @@ class Index:
 
     folder: Path
     url: str = ""
-    hashes: bool = True
     slow: dict[str, float] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     gone: set[str] = field(default_factory=set)
@@ -117,11 +116,11 @@ def serve(folder: Path) -> Iterator[Index]:
             files = [*folder.glob("*.whl"), *folder.glob("*.tar.gz"), *folder.glob("*.zip")]
             files = sorted(path for path in files if path.name.split("-")[0].replace("_", "-") == name)
             kind, body = "text/html", b""
-            if index.sizes and index.hashes and files:
+            if index.sizes and files:
                 kind, body = "application/vnd.pypi.simple.v1+json", page(prefix, name, files, index.uploaded)
             for path in files if not body else ():
-                sha256 = f"#sha256={hashlib.sha256(path.read_bytes()).hexdigest()}" if index.hashes else ""
-                body += f'<a href="{prefix}/files/{path.name}{sha256}">{path.name}</a>\n'.encode()
+                sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+                body += f'<a href="{prefix}/files/{path.name}#sha256={sha256}">{path.name}</a>\n'.encode()
             self.send(200 if files else 404, body, {"Content-Type": kind, "Cache-Control": "no-cache"})
 
         def send_wheel(self, name: str) -> None:

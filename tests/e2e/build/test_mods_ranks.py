@@ -27,7 +27,6 @@ from sparkpin.releases.record import Release
 pytestmark = pytest.mark.slow
 
 MTP = {"method": "mtp", "num_speculative_tokens": 2}
-CACHE = {"kv_cache_dtype": "turboquant_4bit_nc", "speculative_config": MTP}
 LISTED = {
     "speculative_config": MTP | {"use_local_argmax_reduction": True},
     "additional_config": {"draft_vocabulary": {"first": 450}},
@@ -90,19 +89,6 @@ def answers_are_right(result: Any) -> None:
     wanted = (scripts.CHAT, scripts.LONG, scripts.CHAT)
     for answer, script in zip(result["answers"], wanted, strict=True):
         assert answer.endswith(script.expected_content)
-
-
-def test_the_chain_on_two_ranks_says_what_one_says(stages: dict[str, Release], tmp_path: Path) -> None:
-    pair, reports = served(stages["v2-tq"], checkpoint(tmp_path), 2, CACHE)
-    answers_are_right(pair)
-    assert pair["accepted"] == pair["drafted"] > 100
-    for mod, said in (("hybrid-int4-fp8", 2), ("vllm-cpu", 2), ("int8-lm-head", 4), ("turboquant", 4)):
-        assert len(of(reports, mod)) == said, mod  # on both ranks; the drafter, too, has a head and a cache
-    heads = of(reports, "int8-lm-head")
-    assert [head["V"] for head in heads] == [512] * 4
-    agreed = of(reports, "modkit", "agreed")
-    assert len(agreed) == 4 and {line["ranks"] for line in agreed} == {2}
-    assert sum("turboquant in use" in line["on"] for line in agreed) == 2
 
 
 def test_two_ranks_draft_from_a_list_what_one_drafts(stages: dict[str, Release], tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -64,29 +63,6 @@ def published() -> str:
     found = digests.load(PROJECT, "cpu")
     assert found
     return found.images["base"].layers["rootfs"].removeprefix("sha256:")
-
-
-def test_offline_and_in_another_environment(paths: Paths, published: str, tmp_path: Path) -> None:
-    """In a network namespace without any interface up, where this user may make one."""
-    isolated = ["unshare", "-n"] if os.geteuid() == 0 else []
-    argv = [*isolated, sys.executable, "-c", PROGRAM, *map(str, (PROJECT, paths.cache, paths.home))]
-    done = subprocess.run(argv, env={**os.environ, **ODD}, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.strip()) == (0, published), done.stderr
-    root = tmp_path / "root"
-    root.mkdir()
-    (tar,) = (paths.cache / "rootfs").glob("*.tar")
-    names = subprocess.check_output(["tar", "-tf", tar], text=True).splitlines()
-    assert "usr/share/doc/bash/copyright" in names and "usr/bin/apt-get" not in names
-    left = ("debs", "etc/apt", "etc/resolv.conf", "usr/share/man", "usr/share/locale", "var/lib/dpkg/status-old")
-    assert not [name for name in names if name.startswith(left) or name in ("etc/passwd-", "usr/sbin/policy-rc.d")]
-    if os.geteuid() == 0:
-        subprocess.run(["tar", "-C", root, "-xf", tar], check=True)
-        check = (
-            "import ssl, sqlite3, venv, sys, pwd; ssl.create_default_context(); "
-            "print(sys.version_info[:2], pwd.getpwuid(10001).pw_dir)"
-        )
-        argv = ["chroot", "--userspec=10001:10001", str(root), "python3", "-c", check]
-        assert subprocess.check_output(argv, text=True).strip() == "(3, 11) /home/sparkpin"
 
 
 def test_debian_13_as_host(paths: Paths, published: str, newer_root: Callable[[str], Path], tmp_path: Path) -> None:

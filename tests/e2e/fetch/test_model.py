@@ -270,19 +270,6 @@ def test_two_models_whose_tensors_have_the_same_bytes_may_be_fetched_at_once(rem
     assert not list(remote.paths.cache.rglob("*.part"))
 
 
-def test_listings_need_headers_and_texts_alone(remote: Remote, locked: ModelLock) -> None:
-    found = model.listings(remote.paths, remote.pin, locked)
-    for name, listing in found.items():
-        whole = listing_of(name, remote.source(name))
-        assert dict(listing.headers) == dict(whole.headers) and dict(listing.texts) == dict(whole.texts)
-        assert all(whole.files[file] == size for file, size in listing.files.items())
-        headers = {row.file: row.size for row in locked.repositories[name].headers}
-        wanted = [(CONFIG, ""), (INDEX, ""), *((file, f"bytes=0-{end - 1}") for file, end in headers.items())]
-        assert sorted(remote.got(PIN.repositories[name].repo)) == sorted(wanted)
-    remote.point_at(NOWHERE)
-    model.listings(remote.paths, remote.pin, locked)
-
-
 def damage(path: Path, harm: str) -> None:
     data = path.read_bytes()
     path.unlink()

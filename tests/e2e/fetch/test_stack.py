@@ -12,7 +12,6 @@ from wheelhouse import Index, make_wheel
 
 from sparkpin.core.errors import NetworkError
 from sparkpin.core.paths import Paths
-from sparkpin.fetch import debs
 from sparkpin.fetch.stack import fetch_stack
 from sparkpin.fetch.store import LOST, Store
 
@@ -51,18 +50,6 @@ def test_a_file_that_is_gone_is_named(paths: Paths, index: Index, lost: str) -> 
         fetch_stack(paths, stack(), locked(paths, other, missing))
     assert caught.value.next_step == LOST
     assert Store(paths.store).verified(other), "what else there is was fetched"
-
-
-def test_a_package_that_is_gone_keeps_no_wheel_from_being_fetched(
-    paths: Paths, index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(debs, "mirrors_of", lambda suite: [(f"{index.url}debian/", "s")])
-    lock = locked(paths, make_wheel(index.folder, "a"))
-    gone = lock.debs[0].model_copy(update={"path": "pool/main/libc6.deb", "archive": "debian"})
-    Store(paths.store).path(gone.sha256).unlink()
-    with pytest.raises(NetworkError, match=gone.sha256) as caught:
-        fetch_stack(paths, stack(), lock.model_copy(update={"debs": [gone, *lock.debs[1:]]}))
-    assert caught.value.next_step == LOST and Store(paths.store).verified(lock.wheels[0])
 
 
 def test_another_file_of_the_same_version_is_not_taken(paths: Paths, index: Index) -> None:

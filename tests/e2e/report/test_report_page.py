@@ -39,5 +39,5 @@ def width_of(page: str, folder: Path) -> int:
 
 def test_a_phone_needs_no_scrolling_to_the_side(made: Made, tmp_path: Path) -> None:
     assert width_of(html(gather(made[0], None)), tmp_path / "report") == PHONE
-    wide = "<!doctype html><title>wide</title><p style='width:900px'>"
+    wide = "<!doctype html><title>wide</title><p style='width:900px'>wide"
     assert width_of(wide, tmp_path / "control") > PHONE, "what is too wide is seen"

@@ -9,7 +9,6 @@ from unittest.mock import ANY
 
 import pytest
 from carried_release import Source, carried_release, engine_with_url
-from newer_engine import newer_root as newer_root
 from private_engine import private_engine
 from ssh_host import ssh_host
 

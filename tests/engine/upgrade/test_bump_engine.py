@@ -44,7 +44,15 @@ def look(release: Release) -> str:
 
 
 @pytest.fixture
-def current(tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Paths, str]]:
+def looked() -> list[str]:
+    """The releases whose images the smoke test has looked into."""
+    return []
+
+
+@pytest.fixture
+def current(
+    tmp_path: Path, index: Index, looked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Paths, str]]:
     name = f"test{uuid.uuid4().hex[:8]}"
     paths = tiny_images.whole(tmp_path, name, name.encode())
     tiny_images.write(paths.project / "dockerfiles/base.j2", BASE)
@@ -75,6 +83,7 @@ def current(tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> It
         records.point(records.get(release.tag))
 
     def smoke(self: Candidate, made: Release, *, keep: bool) -> str:
+        looked.append(made.tag)
         said = look(made)
         if keep:
             Releases(self.paths).smoked(made.tag, good)
@@ -88,7 +97,7 @@ def current(tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def test_a_bad_wheel_among_good_ones_is_named_and_without_it_the_rest_is_promoted(
-    current: tuple[Paths, str], index: Index, capsys: pytest.CaptureFixture[str]
+    current: tuple[Paths, str], looked: list[str], index: Index, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths, name = current
     records = Releases(paths)
@@ -104,9 +113,18 @@ def test_a_bad_wheel_among_good_ones_is_named_and_without_it_the_rest_is_promote
     [refused] = bumps_of(paths, name)
     assert [step.name for step in refused.steps] == ["build", "inspect", "smoke"]
     assert not records.get(refused.release).is_good
+    assert refused.verdict == "stay" and refused.reason.startswith("smoke: ")
+    assert refused.guilty == "~ wheel beta: 1.0 -> 1.2"
+    looked.clear()
+    code, out, _ = typed(line, capsys)
+    assert code == 19 and refused.guilty in out and not looked, "a refusal is known, and costs nothing again"
     (index.folder / FAULT).unlink()
+    code, out, err = typed(line.removesuffix(" --apply"), capsys)
+    assert code == 0 and "~ wheel alpha: 1.0 -> 1.1" in out and records.current_tag(name) == former, f"{out}\n{err}"
+    assert before == {path: path.read_bytes() for path in paths.project.rglob("*") if path.is_file()}
+    looked.clear()
     code, out, err = typed(line, capsys)
-    assert code == 0, f"{out}\n{err}"
+    assert code == 0 and not looked, f"{out}\n{err}"
     assert {bump.verdict for bump in bumps_of(paths, name)} == {"stay", "promote"}
     assert records.current_tag(name) not in (former, refused.release)
     text = (paths.project / f"pins/stacks/{name}.lock").read_text()

@@ -1,6 +1,6 @@
-"""The verdict on newer versions: a real index, real locks, records, judgements and search.
+"""What a bump locks, and what it writes: a real index, real locks and records; images are stand-ins.
 
-Images and answers are stand-ins (tests/support/bump_site.py).
+tests/engine/upgrade/test_bump_engine.py has real ones, and the search for what is to blame.
 """
 
 from __future__ import annotations
@@ -37,48 +37,6 @@ pytestmark = pytest.mark.slow  # test_bump_engine.py is in each run
 def offer_libc(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     debs = [row if row.name != "libc6" else deb("libc6", version) for row in closure()]
     monkeypatch.setattr(lock_module, "debian_closure", lambda *_: debs)
-
-
-def test_good_versions_are_promoted_when_asked(site: Site, ask: Ask) -> None:
-    site.offer("alpha", "1.1")
-    before, former = state(site), site.current.tag
-    code, out, err = ask()
-    assert code == 0, err
-    assert "~ wheel alpha: 1.0 -> 1.1" in out
-    assert state(site) == before, "nothing is changed without --apply"
-    asked = ["build", "inspect", "smoke", "quality", "speed"]
-    assert site.asked == asked
-    [made] = site.bumps
-    assert [(one.name, one.passed) for one in made.steps] == [(name, True) for name in asked]
-    assert (made.current, made.verdict, made.applied) == (former, "promote", "")
-    assert ask("--apply")[0] == 0
-    assert site.asked == asked, "what is known is not asked again"
-    assert site.current.tag == made.release != former
-    assert versions_of(site, site.current)["alpha"] == "1.1"
-    assert '"name": "alpha", "version": "1.1"' in (site.project / LOCK).read_text()
-    assert site.bumps[0].applied
-    code, out, _ = ask("--apply")
-    assert code == 0 and "nothing newer" in out
-
-
-def test_the_version_that_loses_quality_is_named(site: Site, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three newer ones, and a package of Debian, with which the lock gets another time."""
-    offer_libc(monkeypatch, "2.36-9+deb12u1")
-    site.offer("alpha", "1.1")
-    site.offer("beta", "1.2", is_bad=True)
-    site.offer("gamma", "2.0")
-    before = state(site)
-    code, out, err = ask("--apply")
-    assert code == 19, err
-    assert "~ wheel beta: 1.0 -> 1.2\n" in out
-    [made] = site.bumps
-    assert made.verdict == "stay" and made.reason.startswith("quality: ") and made.guilty == "~ wheel beta: 1.0 -> 1.2"
-    assert [one.passed for one in made.steps] == [True] * (len(made.steps) - 1) + [False]
-    assert made.steps[-1].name == "quality"
-    assert state(site) == before
-    asked = len(site.asked)
-    code, out, _ = ask()
-    assert code == 19 and made.guilty in out and len(site.asked) == asked, "a refusal is known, and costs nothing again"
 
 
 def test_a_current_release_that_is_damaged_is_no_verdict(site: Site, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from sparkpin.checkpoint import write
 from sparkpin.checkpoint.repository import ByteRange
-from sparkpin.checkpoint.write import STEP, GatheringStopped, gather, link_or_copy
+from sparkpin.checkpoint.write import STEP, gather, link_or_copy
 from sparkpin.core.errors import IntegrityError
 
 DATA = bytes(range(256)) * 40_961  # ten chunks and an odd rest
@@ -56,13 +56,6 @@ def test_gathering_header_and_ranges_of_any_length(
 def test_gathering_a_source_that_ends_too_early(tmp_path: Path, source: Path) -> None:
     with pytest.raises(IntegrityError, match=f"{source}: .* {len(DATA)} .* {len(DATA) + 1} "):
         gathered(tmp_path / "target", b"", ByteRange(source, 5, len(DATA) + 1))
-
-
-def test_gathering_stops(tmp_path: Path, source: Path) -> None:
-    stop = threading.Event()
-    stop.set()
-    with pytest.raises(GatheringStopped):
-        gathered(tmp_path / "target", b"", *ranges_of(source), stop=stop)
 
 
 def test_what_is_there_is_not_written_through(tmp_path: Path, source: Path) -> None:

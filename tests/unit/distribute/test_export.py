@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from bundle_samples import layers_of, members_of, state_of
+from bundle_samples import layers_of, members_of
 from evidence_samples import Sample
 
 from sparkpin.cli import bundle as commands_bundle
@@ -44,15 +44,6 @@ def layers(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
 def exported(sample: Sample, target: Path) -> Path:
     export(sample.paths, NO_ENGINE, sample.release, target)
     return target
-
-
-def test_a_file_that_is_there_is_not_overwritten(own: Sample, tmp_path: Path) -> None:
-    before, there = state_of(own), tmp_path / "there.tar"
-    there.write_text("x")
-    for target in (there, tmp_path, f"{tmp_path}/", tmp_path / "missing/x.tar"):
-        with pytest.raises(InputError):
-            commands_bundle.export(own.release.tag, str(target))
-    assert state_of(own) == before and {path.name for path in tmp_path.iterdir()} == {"there.tar"}
 
 
 def test_a_folder_is_the_same_layout(own: Sample, tmp_path: Path) -> None:

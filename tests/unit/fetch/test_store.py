@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
 import pytest
 from heard import heard
 
-from sparkpin.core.errors import DiskError, IntegrityError
+from sparkpin.core.errors import IntegrityError
 from sparkpin.fetch.store import Store, find_missing
 from sparkpin.pins.schema import LockedFile
 
@@ -68,17 +67,3 @@ def test_a_damaged_file_is_reported_by_the_name_that_people_know(tmp_path: Path,
     assert find_missing([(file, stored)]) == [file]
     [line] = said
     assert path.name in line and str(stored) in line and not stored.exists()
-
-
-@pytest.mark.parametrize("write", ["add", "link"])
-def test_full_disk_is_told_and_nothing_stays(tmp_path: Path, small_disk: Path, write: str) -> None:
-    path, file = source(tmp_path, os.urandom(3_000_000))
-    if write == "link":
-        store = Store(tmp_path / "store")
-        store.add(path, file)
-    with pytest.raises(DiskError, match="No space left on device"):
-        if write == "add":
-            Store(small_disk).add(path, file)
-        else:
-            store.link(file, small_disk / "context/a.whl")
-    assert [p for p in small_disk.rglob("*") if p.is_file()] == []

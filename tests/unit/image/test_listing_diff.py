@@ -34,11 +34,6 @@ def test_added_and_removed_are_told_by_path() -> None:
         (FILE, replace(FILE, owner=""), []),
         (LINK, replace(LINK, link="b.py"), [("link", "a.py", "b.py")]),
         (FILE, replace(LINK, path=FILE.path), [("kind", "file", "symlink")]),
-        (
-            FILE,
-            replace(FILE, kind="hardlink", link="opt/b", mode=0o600),
-            [("kind", "file", "hardlink"), ("link", "", "opt/b"), ("mode", "0644", "0600")],
-        ),
     ],
 )
 def test_each_field_is_told_with_both_values(
