@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import pytest
 import tiny_images
@@ -22,8 +22,6 @@ from sparkpin.host.engine import Engine
 from sparkpin.host.images import ImageInfo
 from sparkpin.pins import manifests, schema
 
-fork = multiprocessing.get_context("fork")
-
 
 @dataclass(frozen=True)
 class Site:
@@ -34,6 +32,17 @@ class Site:
     stack: schema.Stack
     lock: schema.StackLock
     said: list[str]
+
+    @classmethod
+    def make(cls, folder: Path, engine: Engine, name: str = "tiny") -> Self:
+        """name: of the stack, and of the package that its root file system has."""
+        project = tiny_images.make_project(folder / "project", name)
+        stack = manifests.load_stack(project, name)
+        lock = tiny_images.stack_lock(stack)
+        lock = lock.model_copy(update={"debs": [deb.model_copy(update={"name": name}) for deb in lock.debs]})
+        python = stack.python.model_copy(update={"layers": stack.python.layers[1:]})
+        paths = Paths(project, folder / "cache", folder / "home")
+        return cls(paths, engine, stack.model_copy(update={"python": python}), lock, heard())
 
     def chain(self) -> tuple[RenderedImage, ...]:
         chain = manifests.load_chain(self.paths.project, "two")
@@ -64,16 +73,9 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    name = f"test{uuid.uuid4().hex[:8]}"
-    project = tiny_images.make_project(tmp_path / "project", name)
+    site = Site.make(tmp_path, Engine.connect(), f"test{uuid.uuid4().hex[:8]}")
     tar = tiny_images.make_rootfs(tmp_path / "rootfs.tar")
     monkeypatch.setattr(rootfs, "build_rootfs", lambda *args: tar)
-    stack = manifests.load_stack(project, name)
-    lock = tiny_images.stack_lock(stack)
-    lock = lock.model_copy(update={"debs": [deb.model_copy(update={"name": name}) for deb in lock.debs]})
-    stack = stack.model_copy(update={"python": stack.python.model_copy(update={"layers": stack.python.layers[1:]})})
-    engine = Engine.connect()
-    site = Site(Paths(project, tmp_path / "cache", tmp_path / "home"), engine, stack, lock, heard())
     yield site
-    remove_tags(engine, f"stack-{name}")
-    engine.untag(site.chain()[0].parent_ref)
+    remove_tags(site.engine, f"stack-{site.stack.name}")
+    site.engine.untag(site.chain()[0].parent_ref)

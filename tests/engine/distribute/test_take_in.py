@@ -79,25 +79,21 @@ def files_of(paths: Paths) -> dict[str, bytes]:
     }
 
 
-def test_other_tools_read_it(
-    source: Source, bundle: Path, tmp_path: Path, engine: tuple[Engine, str], empty: Engine
-) -> None:
+def test_other_tools_read_it(source: Source, bundle: Path, tmp_path: Path, empty: Engine) -> None:
     for program, package in (("skopeo", "skopeo"), ("docker", "docker.io")):
         if not shutil.which(program):
             pytest.skip(f"needs {program} (apt-get install {package})")
     skopeo = ["skopeo", "--tmpdir", str(tmp_path)]
     seen = json.loads(subprocess.check_output([*skopeo, "inspect", f"oci-archive:{bundle}"]))
     assert seen["Layers"] == list(source.release.diff_ids) and seen["Architecture"] == "amd64"
-    subprocess.run(["docker", "--host", engine[1], "load", "-i", bundle], check=True)
+    subprocess.run(["docker", "--host", empty.host["DOCKER_HOST"], "load", "-i", bundle], check=True)
     image = empty.image(source.release.tag)
     assert image and image.config_digest == source.release.image
 
 
-def test_taken_in_without_network(
-    source: Source, bundle: Path, paths: Paths, tmp_path: Path, engine: tuple[Engine, str], empty: Engine
-) -> None:
+def test_taken_in_without_network(source: Source, bundle: Path, paths: Paths, tmp_path: Path, empty: Engine) -> None:
     """By the tasks, in a checkout without such a recipe: imported, listed, and its checkpoint made."""
-    url = engine[1]
+    url = empty.host["DOCKER_HOST"]
     tag = source.release.tag
     done = offline(url, tmp_path, *INVOKE, "import", bundle)
     assert done.returncode == 0, done.stdout + done.stderr

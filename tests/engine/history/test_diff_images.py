@@ -6,7 +6,7 @@ import made_releases
 import pytest
 from build_site import Site
 from build_site import site as site
-from recorded import sha
+from bundle_samples import sha256
 
 from sparkpin.build import reproduce
 from sparkpin.build.image import cached_contents
@@ -23,7 +23,7 @@ def real_release(site: Site, *flags: str) -> Release:
     names = [
         path.relative_to(site.paths.project).as_posix() for path in site.paths.project.rglob("*") if path.is_file()
     ]
-    inputs = {name: sha((site.paths.project / name).read_bytes()) for name in names if "tests" not in name}
+    inputs = {name: sha256((site.paths.project / name).read_bytes()) for name in names if "tests" not in name}
     KeptInputs.of(site.paths).keep_project(site.paths.project, inputs)
     release = made_releases.release(
         1,

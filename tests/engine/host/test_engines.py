@@ -12,28 +12,26 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import tiny_images
+from build_site import Site
 from heard import heard
 from in_container import output_of
 from newer_engine import NEWER, newer_cli, newer_engine
 from newer_engine import newer_root as newer_root
 from private_engine import content_of, file_layer, private_engine, remove_tags
 
-from sparkpin.build import render, rootfs
+from sparkpin.build import rootfs
 from sparkpin.build.image import build_image
 from sparkpin.build.record import record_file
 from sparkpin.core.errors import EngineError
-from sparkpin.core.paths import Paths
 from sparkpin.host import buildkit
 from sparkpin.host.engine import Engine
 from sparkpin.host.images import ImageInfo
 from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.saved import open_saved
-from sparkpin.pins import manifests
 
 REF = "sparkpin/test:1"
 CONFIG = {
@@ -55,39 +53,12 @@ CONFIG_DIGESTS = {
 }
 
 
-@dataclass(frozen=True)
-class Site:
-    """An engine and a project of tiny images."""
-
-    engine: Engine
-    stages: tuple[render.RenderedImage, ...]
-    paths: Paths
-
-    def build_all(self) -> list[ImageInfo]:
-        return [build_image(self.paths, self.engine, stage) for stage in self.stages]
-
-    def elsewhere(self, folder: Path) -> Site:
-        """With state folders that know nothing."""
-        return replace(self, paths=replace(self.paths, cache=folder / "cache", home=folder / "home"))
-
-
 @pytest.fixture(scope="module")
 def make_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Engine], Site]]:
-    folder = tmp_path_factory.mktemp("engines")
-    project = tiny_images.make_project(folder / "project")
-    tar = tiny_images.make_rootfs(folder / "rootfs.tar")
-    stack = manifests.load_stack(project, "tiny")
-    lock = tiny_images.stack_lock(stack)
-    stack = stack.model_copy(update={"python": stack.python.model_copy(update={"layers": stack.python.layers[1:]})})
-    stages = render.render_chain(project, stack, lock, manifests.load_chain(project, "two"))
-
-    def make(engine: Engine) -> Site:
-        state = tmp_path_factory.mktemp("state")
-        return Site(engine, stages, Paths(project, state / "cache", state / "home"))
-
+    tar = tiny_images.make_rootfs(tmp_path_factory.mktemp("engines") / "rootfs.tar")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rootfs, "build_rootfs", lambda *args: tar)
-        yield make
+        yield lambda engine: Site.make(tmp_path_factory.mktemp("site"), engine)
 
 
 @pytest.fixture(scope="module")
@@ -141,10 +112,10 @@ def test_every_engine_makes_the_same_images(
     lines = heard()
     assert identity(site.build_all()) == identity(expected)
     made = [line for line in lines if re.search(r" in [\d.]+ s$", line)]
-    assert len(made) == len(site.stages)
+    assert len(made) == len(site.chain())
     lines.clear()
     assert identity(site.build_all()) == identity(expected)
-    assert len(lines) == len(site.stages), "each is there, and none is made again"
+    assert len(lines) == len(site.chain()), "each is there, and none is made again"
     assert identity(site.elsewhere(tmp_path / "fresh").build_all()) == identity(expected)
     assert nameless(site.engine) == []
 
@@ -178,11 +149,11 @@ def test_no_layer_is_sent_that_the_engine_has(site: Site, tmp_path: Path, monkey
         return load_sealed(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Engine, "load_sealed", load)
-    record_file(site.paths, site.stages[1]).unlink()
+    record_file(site.paths, site.chain()[1]).unlink()
     assert identity(site.build_all()) == identity(first) and sent == [False] * 3
     again = site.elsewhere(tmp_path)
     sent.clear()
-    built = build_image(again.paths, again.engine, again.stages[1])
+    built = build_image(again.paths, again.engine, again.chain()[1])
     assert identity([built]) == identity(first[1:2]) and sent == [False, False, True]
 
 

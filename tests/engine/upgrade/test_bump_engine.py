@@ -20,7 +20,8 @@ from wheelhouse import Index, make_wheel
 
 from sparkpin.build import consistent, make, rootfs
 from sparkpin.build.pair import pair
-from sparkpin.core.errors import SmokeError
+from sparkpin.build.record import record_file, records_of
+from sparkpin.core.errors import IntegrityError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import stack as lock_module
 from sparkpin.fetch.stack import lock_stack
@@ -130,3 +131,31 @@ def test_a_bad_wheel_among_good_ones_is_named_and_without_it_the_rest_is_promote
     text = (paths.project / f"pins/stacks/{name}.lock").read_text()
     assert "alpha-1.1-" in text and "gamma-1.3-" in text and "beta-1.0-" in text
     assert pair(paths.project, name)[-1].tag == records.current_tag(name), "the pins make what is current"
+
+
+def test_other_bytes_than_the_index_tells_stay(
+    current: tuple[Paths, str], index: Index, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The index names one hash, and sends another file."""
+    paths, name = current
+    make_wheel(index.folder, "alpha", "1.1")
+    index.stale["alpha-1.1-py3-none-any.whl"] = (index.folder / "alpha-1.0-py3-none-any.whl").read_bytes()
+    code, _, err = typed(f"bump --recipe {name} --hold 0 --apply", capsys)
+    [refused] = bumps_of(paths, name)
+    assert code == 19 and "alpha-1.1" in err and [step.name for step in refused.steps] == ["build"], err
+
+
+def test_a_current_release_that_is_damaged_is_no_verdict(
+    current: tuple[Paths, str], index: Index, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the step words its error: the current release itself is looked at."""
+    paths, name = current
+    make_wheel(index.folder, "alpha", "1.1")
+
+    def damaged(self: Candidate, made: Release, *, keep: bool) -> str:
+        record_file(paths, records_of(paths, self.current)[-1]).unlink()
+        raise SmokeError("something was changed while it was measured")
+
+    monkeypatch.setattr(Candidate, "quality", damaged)
+    assert typed(f"bump --recipe {name} --hold 0", capsys)[0] == IntegrityError.exit_code
+    assert not bumps_of(paths, name)

@@ -13,20 +13,9 @@ from checkout import PROJECT
 sys.path.append(str(PROJECT / "benchmarks/stage_table"))
 
 import join
-import shapes
-from shapes import SIZES
 
 import stages
 from sparkpin.pins import manifests
-
-
-@pytest.mark.parametrize(("fp8", "draft", "eight_bit"), [(False, False, 0), (True, False, 144), (True, True, 919)])
-def test_the_config_has_the_shapes_of_the_122b(fp8: bool, draft: bool, eight_bit: int) -> None:
-    config = shapes.config(fp8=fp8, fp8_draft=draft)
-    assert config["layer_types"].count("full_attention") == SIZES.attention
-    assert config["num_hidden_layers"] == SIZES.attention + SIZES.linear == 48
-    entries = config["quantization_config"]["extra_config"].values()
-    assert sum(entry["bits"] == 8 for entry in entries) == eight_bit == 144 * fp8 + (4 + 3 + 3 * 256) * draft
 
 
 @pytest.mark.parametrize("name", ["v2-vocab", "v3"])
