@@ -1,4 +1,4 @@
-"""What layers hold: every kind of entry, owners, listings on disk, layers laid over each other, what two images differ in."""
+"""What layers hold: every kind of entry, owners, listings on disk, layers over each other; two images compared."""
 
 from __future__ import annotations
 
