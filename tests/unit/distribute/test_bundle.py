@@ -325,7 +325,7 @@ def test_an_input_that_is_not_its_name(parts: Parts, tmp_path: Path) -> None:
         ({"diff_ids": [f"sha256:{ZERO}"] * 3000}, "names 3,000 layers; 128 are allowed"),
         ({"env": {"LD_PRELOAD": "x"}}, "release key"),
         ({"recipe": "../../x"}, "recipe"),
-        ({"model": "x" * 101}, "names have at most"),
+        ({"model": "y" * 101}, "names have at most"),
         ({"tag": "sparkpin/other:base-000000000000"}, "release key"),
         ({"surprise": 1}, "surprise"),
         ({"inputs": {"../../../etc/cron.d/x": ZERO}}, "names a file '../../../etc/cron.d/x'"),
