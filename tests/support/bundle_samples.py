@@ -25,7 +25,6 @@ from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.listing import contents_of, write_contents
 from sparkpin.image.oci import digest_of
 from sparkpin.image.seal import image_config
-from sparkpin.releases.record import Releases
 
 
 def sample_of(folder: Path, keys: Keys | None = None) -> Sample:
@@ -209,9 +208,3 @@ def offset_of(data: bytes, name: str) -> int:
     while (found := data.index(name.encode(), position)) % BLOCK:
         position = found + 1
     return found
-
-
-def state_of(sample: Sample) -> dict[str, bytes]:
-    """Everything below the home, to see that nothing changed."""
-    root = Releases(sample.paths).root.parent
-    return {str(path): path.read_bytes() for path in root.rglob("*") if path.is_file()}

@@ -41,10 +41,6 @@ class LocalRegistry:
         """How many requests were answered so. what: a pattern for the path below the repository."""
         return len(re.findall(rf'"{method} /v2/spark/releases/{what}[^"]*" {status}', self.log))
 
-    def blob(self, digest: str) -> Path:
-        name = digest.removeprefix("sha256:")
-        return self.folder / f"store/docker/registry/v2/blobs/sha256/{name[:2]}/{name}/data"
-
     def login(self, home: Path, word: str = WORD) -> None:
         """As `docker login` leaves it in a folder that DOCKER_CONFIG names."""
         home.mkdir(exist_ok=True)
