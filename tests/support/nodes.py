@@ -19,7 +19,6 @@ from sparkpin.pins.nodes import NodeRank, spread
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.serve import launch
-from sparkpin.serve.address import Limits
 from sparkpin.serve.launch import LaunchOrder
 
 QUICK = {"INTERVAL": 1, "FAILURES": 2}  # of `launch`
@@ -68,7 +67,7 @@ def pair(
                 gpus=False,
                 labels={},
                 timeout=running.ready_timeout(checkpoint),
-                limits=Limits(restarts=restarts),
+                restarts=restarts,
                 node=running.Node(place, "none"),
             )
             with mock.patch.multiple(launch, **health):

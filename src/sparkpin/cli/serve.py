@@ -18,13 +18,12 @@ from sparkpin.pins.vllm_command import family_of
 from sparkpin.releases.current import current_of
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
-from sparkpin.releases.runs_here import uses_gpu
 from sparkpin.serve import clients, cluster, served, service
-from sparkpin.serve.address import UNCHANGED, Address, AddressOptions, key_of, key_path
+from sparkpin.serve.address import UNCHANGED, Address, AddressOptions, key_of, key_path, signs_itself
 from sparkpin.serve.clients import ServerFacts, facts_of, found_here
 from sparkpin.serve.cluster import ClusterOptions
 from sparkpin.serve.status import service_of
-from sparkpin.serve.switching import Detached
+from sparkpin.serve.switching import DRAIN_SECONDS, Detached
 from sparkpin.serve.unit import show_unit
 from sparkpin.smoke.client import Fault
 from sparkpin.smoke.server import clear_leftovers
@@ -69,9 +68,11 @@ def serve(
     require_runnable(paths, engine, chosen, to_serve=True)
     clear_leftovers(paths, engine)  # a killed smoke test's server has the memory that this one needs
     warn_unguarded(chosen)
-    gpus, checkpoint = uses_gpu(paths, chosen), checkpoint_of(paths, chosen)
+    seconds = DRAIN_SECONDS if drain is None else drain
     try:
-        now = service.start(paths, engine, chosen, checkpoint, options=options, gpus=gpus, drain=drain, where=where)
+        now = service.start(
+            paths, engine, chosen, checkpoint_of(paths, chosen), options=options, drain=seconds, where=where
+        )
     except Detached as detached:
         show(f"detached: {detached}\nnext: invoke status, invoke logs --follow")
         return
@@ -126,7 +127,7 @@ def client(
         raise InputError(cause, next_step="--key-env SPARKPIN_API_KEY: the key itself belongs into no configuration")
     chosen = clients.clients()[tool]
     facts = facts_of_server(paths, recipe, url=url, key=key_env, in_file=bool(chosen.file))
-    if chosen.too_long_for(facts):
+    if chosen.prompt + facts.output > facts.context:  # vLLM refuses a request whose two do not fit together
         say(
             f"warning: a context of {facts.context:,} tokens is too short for {tool}: its own instructions and tools "
             f"take about {chosen.prompt:,}, an answer up to {facts.output:,} (a larger max_model_len in the recipe)"
@@ -157,13 +158,12 @@ def facts_of_server(
     engine = engine_of(paths)
     found = served.describe(engine, service_of(paths, engine, recipe))
     release, file, key_file = Releases(paths).get(found.release), key_path(paths, found.recipe), ""
-    if found.key and not key:
-        if file.is_file() and not (url or in_file):
-            key_file = str(file)
-        else:
+    if not (found.address.is_local or key):
+        if url or in_file:
             key = KEY_VARIABLE
-            where = f"export {key}=$(cat {file})" if file.is_file() else f"set {key} to the recipe's own"
-            say(f"note: {found.recipe} requires an API key: {where} (--key-env names another variable)")
+            say(f"note: {found.recipe} requires an API key: export {key}=$(cat {file}) (--key-env names another)")
+        else:
+            key_file = str(file)
     family = None
     with contextlib.suppress(SparkpinError), project_of(paths, release) as project:  # which may be nowhere any more
         recipe_of = manifests.load_recipe(project, release.recipe)
@@ -177,7 +177,7 @@ def facts_of_server(
         context=context_of(paths, found, release),
         key=key,
         key_file=key_file,
-        cert=found.address.cert if not url and clients.signs_itself(found.address.cert) else "",
+        cert=found.address.cert if not url and signs_itself(found.address.cert) else "",
     )
 
 
@@ -185,7 +185,7 @@ def context_of(paths: Paths, found: served.Served, release: Release) -> int | No
     """Tokens, from the server's list of models, which knows what `--max-model-len auto` came to; None where it does
     not say."""
     with (
-        served.client_of(found, key_of(paths, release, found.address)) as asked,
+        served.client_of(found, key_of(paths, found.recipe, found.address)) as asked,
         contextlib.suppress(Fault, ValueError, KeyError, TypeError),
     ):
         for entry in json.loads(asked.get("/v1/models").body)["data"]:

@@ -108,16 +108,16 @@ def smoke_release(paths: Paths, release: Release, *, machines: Cluster | None = 
             raise InputError(cause, next_step=f"invoke smoke {release.tag} --inspect, which changes no record")
         kept(paths, release, inspecting.run_inspection(paths, engine, release, why))
         return
-    gpus, checkpoint = uses_gpu(paths, release), checkpoint_of(paths, release)
+    checkpoint = checkpoint_of(paths, release)
     if stays:
         with alone(paths, engine):
-            done = run_smoke(paths, engine, release, service.started(paths, engine, release, checkpoint, gpus=gpus))
+            done = run_smoke(paths, engine, release, service.started(paths, engine, release, checkpoint))
     elif machines:
         with (
             joined(paths, engine, release, machines, checkpoint) as places,
             alone(paths, engine, [place.engine for place in places if place.where]),
         ):
-            serving = tested.own_server(paths, release, places[0], places, gpus=gpus)
+            serving = tested.own_server(paths, release, places[0], places, gpus=uses_gpu(paths, release))
             done = run_smoke(paths, engine, release, before(paths, serving))
     else:
         serving = own_server(paths, engine, release, limit=tested.ANSWER_SECONDS)
@@ -154,12 +154,12 @@ def joined(
 ) -> Iterator[tuple[Place, ...]]:
     """The machines, each with all that the release needs; they are the recipe's from now on, where it had none."""
     with cluster.connected(engine, its.urls) as found:
-        machines = tuple(found.values())
-        clear_leftovers(paths, engine, [machine.engine for machine in machines[1:]])  # they have memory and ports
-        checked = cluster.check(paths, machines, its, release, checkpoint, LOCAL, {})
+        others = [machine.engine for machine in found.values() if machine.where != cluster.HERE]
+        clear_leftovers(paths, engine, others)  # they have memory and ports
+        checked = cluster.check(paths, found, its, release, checkpoint, LOCAL, {})
         machines_known = {"cluster": checked.cluster}
         change(paths.home, release.recipe, lambda one: one if one.cluster else one.model_copy(update=machines_known))
-        yield tuple(place_of(checked, rank, release, checkpoint) for rank in range(len(machines)))
+        yield tuple(place_of(checked, rank, release, checkpoint) for rank in range(len(found)))
 
 
 def place_of(checked: cluster.Checked, rank: int, release: Release, checkpoint: Path) -> Place:

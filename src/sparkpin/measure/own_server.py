@@ -46,7 +46,7 @@ def own_server(
     checkpoint = checkpoint_of(paths, release)
     files.require_space(paths.cache, kept, "the measurements", "SPARKPIN_CACHE")
     with alone(paths, engine):
-        place = memory_limit.place_for(paths, engine, release, checkpoint, gpus=gpus)
+        place = memory_limit.place_for(paths, engine, release, checkpoint)
         say(f"{release.tag}: starting its server")
         with tested.own_server(paths, release, place, gpus=gpus, limit=limit) as (server, client):
             try:

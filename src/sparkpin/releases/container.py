@@ -39,7 +39,7 @@ EXECUTE_SECONDS = 40
 """The longest step of several machines. NCCL does not say that a node is gone: the limit does, and its own 300 s are
 more than process 1 waits until it ends a server that hangs (`serve.launch.FAILURES`)."""
 RDMA = "/dev/infiniband"
-DROPPED = ("--host", "--port", "--api-key", "--disable-log-stats")
+DROPPED = ("--host", "--port", "--disable-log-stats")
 """Of a release's command: it has a socket; and a busy server is known from one that hangs by its counters."""
 
 
@@ -246,7 +246,6 @@ def server_settings(
     settings = apart(options(release, checkpoint, cache=cache_volume(engine, release), **limits))
     if compilers is not None:
         settings["environment"].setdefault("MAX_JOBS", str(compilers))
-    settings["environment"].pop("VLLM_API_KEY", None)
     settings["environment"]["FORWARDED_ALLOW_IPS"] = "*"  # the proxy's word tells clients from health checks
     argv = set_flag(drop_flags(release.argv, *DROPPED), "--uds", socket)
     if node is None:

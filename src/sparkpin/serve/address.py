@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import re
 import secrets
+import shutil
 import socket
 import ssl
 import stat
+import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -24,16 +25,14 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from sparkpin.core.errors import BusyError, InputError
+from sparkpin.core.errors import BusyError, HostError, InputError
 from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.machine import output
 from sparkpin.pins.vllm_flags import flag_value
 from sparkpin.releases.container import HOME_LABEL
-from sparkpin.releases.record import Release
 
-KEY_BYTES = 32
 NONE = "none"  # instead of a value: no longer
 Count = Annotated[int, Field(gt=0)]
 Seconds = Annotated[int, Field(gt=0, le=86_400)]
@@ -45,7 +44,7 @@ class Limits(BaseModel):
     body: bytes of a request; what may be in it mods/guard knows, within vLLM. requests, per_client: under way at a
     time, in all and of one address; per_second: begun in a second by one address. connections, client_connections: open
     at a time. idle: seconds without a request, for its body, or of an answer that nobody takes. hold: seconds that a
-    request waits for a server that starts.
+    request waits for a server that starts; None: by the release (`proxy.hold_for`).
 
     restarts: how often a server that failed is started again; all of them are there again once it has run for an hour.
 
@@ -61,7 +60,7 @@ class Limits(BaseModel):
     connections: Annotated[Count, Field(le=65_536)] = 1024
     client_connections: Count = 512
     idle: Seconds = 60
-    hold: Seconds = 600
+    hold: Seconds | None = None
     restarts: Count = 5
 
 
@@ -153,16 +152,14 @@ class AddressOptions:
             return Address.model_validate(known.model_dump() | changes)
 
     def tls_files(self) -> dict[str, str]:
-        if self.tls_cert is None and self.tls_key is None:
-            return {}
         if self.tls_cert == NONE and self.tls_key is None:
             return {"cert": "", "tls_key": ""}
-        if not self.tls_cert or not self.tls_key or NONE in (self.tls_cert, self.tls_key):
-            raise InputError(
-                "--tls-cert and --tls-key go together",
-                next_step=f"give both files; --tls-cert {NONE} goes back to plain HTTP",
-            )
-        return {"cert": str(Path(self.tls_cert).absolute()), "tls_key": str(Path(self.tls_key).absolute())}
+        given = {"cert": self.tls_cert, "tls_key": self.tls_key}
+        files = {name: str(Path(file).absolute()) for name, file in given.items() if file and file != NONE}
+        if len(files) != 2 and any(file is not None for file in given.values()):
+            step = f"give both files; --tls-cert {NONE} goes back to plain HTTP"
+            raise InputError("--tls-cert and --tls-key go together", next_step=step)
+        return files
 
 
 UNCHANGED = AddressOptions()
@@ -172,7 +169,7 @@ def limits_of(text: str) -> dict[str, str]:
     """As they are typed, by name."""
     given = dict(item.partition("=")[::2] for item in text.split(","))
     if unknown := sorted(given.keys() - Limits.model_fields.keys()):
-        known = ",".join(f"{name}={value}" for name, value in Limits())
+        known = ",".join(f"{name}={value}" for name, value in Limits() if value)
         cause = f"--limit: got {unknown[0]!r}, expected one of {', '.join(Limits.model_fields)}"
         raise InputError(cause, next_step=f"such as --limit {known.partition(',')[0]}; {NONE}: as by default, {known}")
     return given
@@ -193,21 +190,27 @@ def read_tls(cert: str, key: str) -> bytes:
         ) from None
 
 
+def signs_itself(cert: str) -> bool:
+    """Whether clients have to be told to trust it. cert: "" for none. HostError without the program that knows."""
+    if cert and not shutil.which("openssl"):
+        raise HostError(f"there is no openssl, which examines --tls-cert {cert}", next_step="sudo apt install openssl")
+    asked = ["openssl", "verify", "-CAfile", cert, cert]
+    return bool(cert) and subprocess.run(asked, capture_output=True).returncode == 0
+
+
 def key_path(paths: Paths, recipe: str) -> Path:
     return paths.home / "keys" / recipe
 
 
-def key_of(paths: Paths, release: Release, address: Address) -> str | None:
-    """The recipe's own key, if it brings one, else that of the data directory, made where there is none yet; None for a
-    server that only this machine reaches."""
-    given = flag_value(release.argv, "--api-key") or release.env.get("VLLM_API_KEY")
-    if given or address.is_local:
-        return given
-    path = key_path(paths, release.recipe)
+def key_of(paths: Paths, recipe: str, address: Address) -> str | None:
+    """That of the data directory, made where there is none yet; None for a server that only this machine reaches."""
+    if address.is_local:
+        return None
+    path = key_path(paths, recipe)
     if not path.exists():
         path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
         with atomic_file(path, mode=0o600) as file:
-            file.write(f"{secrets.token_urlsafe(KEY_BYTES)}\n".encode())
+            file.write(f"{secrets.token_urlsafe()}\n".encode())
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         raise InputError(
@@ -219,11 +222,6 @@ def key_of(paths: Paths, release: Release, address: Address) -> str | None:
             f"{path}: expected a key of at least 16 letters and digits", next_step=f"rm {path}; `serve` makes one"
         )
     return key
-
-
-def key_mark(key: str | None) -> str:
-    """Tells whether a server runs with this key; "" for none."""
-    return hashlib.sha256(key.encode()).hexdigest()[:12] if key else ""
 
 
 def require_free(engine: Engine, host: str, port: int) -> None:

@@ -7,7 +7,6 @@ import functools
 import json
 import shlex
 import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.pins.reading import read_yaml
 from sparkpin.pins.schema import Family
 from sparkpin.pins.vllm_flags import AUTO, Flags, served_name
-from sparkpin.serve.address import key_path
+from sparkpin.serve.address import key_path, signs_itself
 from sparkpin.serve.served import Served
 
 SHARE = 4  # of the context that an answer may take at most: vLLM refuses a request whose prompt then no longer fits
@@ -46,10 +45,6 @@ class ServerFacts:
     key: str = ""
     key_file: str = ""
     cert: str = ""
-
-    @property
-    def images(self) -> bool:
-        return "image" in self.input
 
 
 def facts_of(
@@ -139,13 +134,13 @@ class Client:
         secret = Markup(f'"${facts.key}"') if facts.key else "not-needed"
         if facts.key_file:
             secret = Markup(f'"$(cat {shlex.quote(facts.key_file)})"')
-        values = asdict(facts) | {"images": facts.images, "host": facts.url.removesuffix("/v1"), "secret": secret}
+        values = asdict(facts) | {
+            "images": "image" in facts.input,
+            "host": facts.url.removesuffix("/v1"),
+            "secret": secret,
+        }
         jinja = Environment(undefined=StrictUndefined, trim_blocks=True, finalize=quoted)
         return jinja.from_string(self.template).render(values).strip()
-
-    def too_long_for(self, facts: ServerFacts) -> bool:
-        """vLLM refuses a request whose prompt and `max_tokens` do not fit together."""
-        return self.prompt + facts.output > facts.context
 
 
 def found_here() -> list[str]:
@@ -164,7 +159,7 @@ def how_to_ask(paths: Paths, served: Served, context: int | None = None, *, scri
     found = [f"{served.release} answers at {served.url}" + (f", {context} tokens of context" if context else "")]
     if scripted:
         found.append(f"the model {served.model} is scripted: its answers are a script, and show the path alone")
-    if served.key:
+    if not served.address.is_local:
         found.append(f"other machines reach it; the key that it requires is in {key_path(paths, served.recipe)}")
     tools = [f"invoke client {name}" for name in found_here()]
     return [*found, f"try it: {curl_line(paths, served)}", f"next: {', '.join([*tools, *NEXT])}"]
@@ -177,13 +172,7 @@ def curl_line(paths: Paths, served: Served) -> str:
     if signs_itself(served.address.cert):
         words += ["--cacert", shlex.quote(served.address.cert)]
     line = " ".join([*words, f"{served.url}/chat/completions"])
-    if not served.key:
+    if served.address.is_local:
         return line
     file = shlex.quote(str(key_path(paths, served.recipe)))
     return f"""printf 'Authorization: Bearer %s' "$(cat {file})" | {line} -H @-"""
-
-
-def signs_itself(cert: str) -> bool:
-    """Whether clients have to be told to trust it. cert: "" for none."""
-    asked = ["openssl", "verify", "-CAfile", cert, cert]
-    return bool(cert) and subprocess.run(asked, capture_output=True).returncode == 0

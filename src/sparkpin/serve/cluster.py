@@ -189,7 +189,7 @@ class Checked:
 
 def check(
     paths: Paths,
-    machines: tuple[Machine, ...],
+    by_url: Mapping[str, Machine],
     cluster: Cluster,
     release: Release,
     checkpoint: Path,
@@ -203,6 +203,7 @@ def check(
     from sparkpin.releases.runs_here import uses_gpu  # slow to import, both
     from sparkpin.serve import memory_limit
 
+    machines = tuple(by_url[url] for url in cluster.urls)
     folders = [str(checkpoint.absolute()), *(require_model(machine, release) for machine in machines[1:])]
     facts = [examined(machine, release, folder) for machine, folder in zip(machines, folders, strict=True)]
     for one in facts:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sparkpin.host.containers import APIError, Container, Healthcheck, Mount, NotFound
 from sparkpin.host.engine import Engine, engine_errors
@@ -14,7 +15,6 @@ from sparkpin.releases import container as running
 from sparkpin.releases import inside
 from sparkpin.releases.container import PYTHON, Node, put
 from sparkpin.releases.record import Release
-from sparkpin.serve.address import Limits
 from sparkpin.serve.cluster import HERE
 
 FOLDER = "/run/sparkpin"  # in the containers of both: what the host has put there
@@ -33,9 +33,9 @@ CHECK_SECONDS = 15  # for one health check, on a busy machine
 @dataclass(frozen=True)
 class LaunchOrder:
     """What is to be served, and how. checkpoint: its folder; memory: limit in bytes, swap included; labels: whose it
-    is; timeout: seconds that its start may take; node: which one of several machines, None where it is one; where: that
-    machine's URL, or "here"; needed: bytes that it gives back there when it stops; compilers: at a time, at a first
-    start."""
+    is; timeout: seconds that its start may take; restarts: as of `Limits`; node: which one of several machines, None
+    where it is one; where: that machine's URL, or "here"; needed: bytes that it gives back there when it stops;
+    compilers: at a time, at a first start."""
 
     release: Release
     checkpoint: Path
@@ -43,7 +43,7 @@ class LaunchOrder:
     gpus: bool
     labels: Mapping[str, str]
     timeout: float
-    limits: Limits = field(default_factory=Limits)
+    restarts: int = 5
     node: Node | None = None
     where: str = HERE
     needed: int = 0
@@ -63,8 +63,17 @@ def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None
     settings = running.server_settings(
         engine, release, wanted.checkpoint, SOCKET_PATH, node, wanted.compilers, **limits
     )
-    container = engine.client.containers.create(
+
+    def fill(container: Container) -> None:
+        put(container, FOLDER, parts(wanted), owned=("state",))
+        # Clients wait for it, whatever the server before it in its folder has left as its last word.
+        folder = SERVER.rpartition("/")[2]
+        put(container, SOCKETS, {f"{folder}/{inside.PROXY_STATE}": b""}, owned=(folder,))
+
+    return create_filled(
+        engine,
         release.tag,
+        fill,
         name=name,
         entrypoint=[*PYTHON, PROGRAM, "run"],
         labels=dict(wanted.labels),
@@ -75,11 +84,14 @@ def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None
         ],
         **settings,
     )
+
+
+def create_filled(engine: Engine, image: str, fill: Callable[[Container], None], **settings: Any) -> Container:
+    """A container with what `fill` puts there, gone again where that fails. settings: of the SDK's `create`."""
+    with engine_errors():
+        container = engine.client.containers.create(image, **settings)
     try:
-        put(container, FOLDER, parts(wanted), owned=("state",))
-        # Clients wait for it, whatever the server before it in its folder has left as its last word.
-        folder = SERVER.rpartition("/")[2]
-        put(container, SOCKETS, {f"{folder}/{inside.PROXY_STATE}": b""}, owned=(folder,))
+        fill(container)
     except BaseException:
         remove(container)
         raise
@@ -104,7 +116,7 @@ def parts(wanted: LaunchOrder) -> dict[str, bytes]:
         "interval": INTERVAL,
         "failures": FAILURES,
         "start": wanted.timeout,
-        "restarts": wanted.limits.restarts,
+        "restarts": wanted.restarts,
         "floor": running.floor_of(wanted.gpus),
     }
     return running.process_one(wanted.node, settings)

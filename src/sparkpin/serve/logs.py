@@ -10,6 +10,7 @@ import io
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -37,7 +38,7 @@ def logs(paths: Paths, engine: Engine, recipe: str | None, *, lines: int, follow
     runs = any(recipe in (None, one.labels[LABEL]) for one in services(engine, paths.home))
     if not runs and (file := newest_log(paths, recipe)):
         terminal.say(f"nothing runs; of the last server that failed: {file}")
-        write(last(without_watch(io.BytesIO(file.read_bytes())), lines))
+        write(deque(without_watch(io.BytesIO(file.read_bytes())), lines))
         return
     container = service_of(paths, engine, recipe)
     recipe = container.labels[LABEL]
@@ -71,12 +72,8 @@ def last_lines(container: Container, count: int) -> tuple[list[bytes], str]:
         read = [stamped(line) for line in io.BytesIO(container.logs(tail=asked, timestamps=True))]
         found = without_watch(text for _, text in read)
         if len(found) >= count or len(read) < asked:
-            return last(found, count), read[-1][0] if read else ""
+            return list(deque(found, count)), read[-1][0] if read else ""
         asked *= 10
-
-
-def last(lines: list[bytes], count: int) -> list[bytes]:
-    return lines[max(len(lines) - count, 0) :]
 
 
 def follow_log(find: Callable[[], Container | None], moments: dict[str, str], name: str) -> str:

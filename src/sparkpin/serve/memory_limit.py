@@ -45,6 +45,10 @@ class Room:
     compilers: int | None = None
 
     @property
+    def has_gpu(self) -> bool:
+        return self.compilers is not None
+
+    @property
     def needed(self) -> int:
         """Bytes that the server takes."""
         return self.plan.needed if self.plan else self.limit
@@ -96,19 +100,19 @@ def available() -> int:
     return read_host().memory_available
 
 
-def make_room(room: Room, release: Release, *, gpus: bool) -> None:
+def make_room(room: Room, release: Release) -> None:
     """For a server on this machine, before it is started; HostError where it does not fit. A server that ended a moment
     ago may still have its files in the page cache, which a GPU cannot take."""
-    if gpus:
+    if room.has_gpu:
         drop_page_cache()
     require_room(room, release)
 
 
-def place_for(paths: Paths, engine: Engine, release: Release, checkpoint: Path, *, gpus: bool) -> Place:
+def place_for(paths: Paths, engine: Engine, release: Release, checkpoint: Path) -> Place:
     """This machine, for a server that is tested: with the memory that `serve` would give it. HostError where it has no
     room: next to another one vLLM would not start, and the release would be at fault."""
     room = room_for(paths, engine, release, checkpoint)
-    make_room(room, release, gpus=gpus)
+    make_room(room, release)
     return Place(engine, checkpoint, room.limit, compilers=room.compilers)
 
 
@@ -129,16 +133,15 @@ def require_room(room: Room, release: Release, free: int | None = None, freed: i
     )
 
 
-def drop_page_cache(switch: Path = DROP_CACHES) -> bool:
-    """Free the machine's page cache where this user may; whether it was."""
+def drop_page_cache(switch: Path = DROP_CACHES) -> None:
+    """Free the machine's page cache where this user may."""
     try:
         os.sync()
         switch.write_text("1\n")
     except OSError:
         say("the page cache stays (only root may drop it): sudo sh -c 'echo 1 > /proc/sys/vm/drop_caches'")
-        return False
-    say("dropped the page cache, which the GPU's memory is taken from")
-    return True
+    else:
+        say("dropped the page cache, which the GPU's memory is taken from")
 
 
 def forget_files(folder: Path) -> None:

@@ -13,10 +13,10 @@ import re
 import socket as sockets
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
@@ -25,15 +25,13 @@ from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.pins.reading import read_yaml
 from sparkpin.releases import container as running
 from sparkpin.releases.container import HOME_LABEL
+from sparkpin.releases.record import Release
 from sparkpin.serve import launch
 from sparkpin.serve.address import Address
 from sparkpin.serve.launch import FOLDER, SERVER, SOCKETS
 from sparkpin.serve.served import LABEL, PROXY, PROXY_LABEL, find, is_running
-from sparkpin.smoke.server import Server, container_of
+from sparkpin.smoke.server import Asked, Serving, container_of
 from sparkpin.smoke.startup import NotReady
-
-if TYPE_CHECKING:
-    from sparkpin.smoke.client import Client
 
 RULES = read_yaml(Path(__file__).with_name("rules.yaml"))
 CONFIG, HOLD, PEM, GATE = "haproxy.cfg", "hold.lua", "tls.pem", "gate"  # files in FOLDER
@@ -42,6 +40,8 @@ PORT = 8000  # within its container
 CLIENTS = "clients"  # instead of it, for a test: a socket next to the server's
 MEMORY = 512 << 20
 START_SECONDS = 10.0
+LEAST_HOLD, MOST_HOLD = 120, 600  # seconds; the least has an old server's end, too
+SLOW_DISK = 200e6  # bytes a second
 PRINT = "import sys; [sys.stdout.buffer.write(open(name, 'rb').read()) for name in sys.argv[1:]]"
 ASK = """
 import re, socket, sys
@@ -59,7 +59,7 @@ for worker in re.findall(r"^(\\d+)\\s+worker", ask("show proc"), re.M):  # those
 @dataclass(frozen=True)
 class ProxyOrder:
     """name: of the server; image: that of a release, for its HAProxy; key: what clients have to give, None for none;
-    tls: certificate and key as PEM."""
+    tls: certificate and key as PEM; hold: as of `Limits`, where those have none."""
 
     name: str
     home: str
@@ -68,6 +68,7 @@ class ProxyOrder:
     address: Address
     key: str | None
     tls: bytes | None
+    hold: int = MOST_HOLD
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -89,6 +90,7 @@ class ProxyOrder:
             server=server,
             bind=bind,
             limits=self.address.limits,
+            hold=self.address.limits.hold or self.hold,
             answers=RULES["answers"],
             paths=RULES["paths"],
             allow=list(self.address.allow),
@@ -128,6 +130,17 @@ class ProxyOrder:
             "pids_limit": 64,
             "working_dir": "/",
         }
+
+
+def hold_for(release: Release, checkpoint: Path) -> int:
+    """Seconds that a request waits for a server of a release where nobody says how long.
+
+    Three times what its smoke test took to start, which was on this machine with its disk, loader and compilers; a plan
+    knows bytes alone. But never less than two minutes and weights of a disk whose cache was lost: the smoke test may
+    have found them in memory, or a server that ran already.
+    """
+    seconds = (release.smoke or {}).get("ready_seconds") or MOST_HOLD
+    return int(min(MOST_HOLD, max(3 * seconds, LEAST_HOLD + running.folder_size(checkpoint) / SLOW_DISK)))
 
 
 def bring(engine: Engine, order: ProxyOrder, drain: float = 0) -> Container:
@@ -180,17 +193,12 @@ def create(engine: Engine, order: ProxyOrder) -> Container:
     labels = {HOME_LABEL: order.home, LABEL: order.recipe, PROXY_LABEL: order.mark}
     with engine_errors():
         running.network(engine)
-        proxy = engine.client.containers.create(order.image, name=order.name + PROXY, labels=labels, **order.settings)
-    try:
-        running.put(proxy, FOLDER, order.files, secret={CONFIG, PEM}, owned=(STATE,))
-    except BaseException:
-        launch.remove(proxy)
-        raise
-    return proxy
+    fill = partial(running.put, folder=FOLDER, files=order.files, secret={CONFIG, PEM}, owned=(STATE,))
+    return launch.create_filled(engine, order.image, fill, name=order.name + PROXY, labels=labels, **order.settings)
 
 
 @contextlib.contextmanager
-def before(paths: Paths, serving: AbstractContextManager[tuple[Server, Client]]) -> Iterator[tuple[Server, Client]]:
+def before(paths: Paths, serving: Serving) -> Iterator[Asked]:
     """A server that is tested, asked by the proxy that a service of it would have: without a network, by a socket next
     to the server's, and gone with it. One whose image has no HAProxy is asked itself, and a line says so.
 
@@ -212,7 +220,7 @@ def before(paths: Paths, serving: AbstractContextManager[tuple[Server, Client]])
         config = order.config(FOLDER, SERVER, f"unix@{SERVER}/{CLIENTS} mode 666")
         files = order.files | {CONFIG: config.encode()}
         settings = running.apart(order.box) | {"volumes": {str(server.socket.parent): {"bind": SERVER, "mode": "rw"}}}
-        prepare = lambda made: running.put(made, FOLDER, files, secret={CONFIG}, owned=(STATE,))  # noqa: E731
+        prepare = partial(running.put, folder=FOLDER, files=files, secret={CONFIG}, owned=(STATE,))
         with (
             container_of(paths, place.engine, release, "proxy", prepare=prepare, **settings) as proxy,
             Client.unix(server.socket.with_name(CLIENTS), timeout=direct.timeout) as client,

@@ -39,13 +39,12 @@ STATUS_SECONDS = 5.0
 class Service(BaseModel):
     """What `serve` was told of a recipe. It is written before anything starts, and read by all who come later.
 
-    address: None where it was never served; key: `key_mark` of its key, "" for none; cluster: its machines, None for
-    this one alone; orders: of its containers, the one of this machine first, none once it is stopped; former: what is
-    started again if this does not answer, None once it has.
+    address: None where it was never served; cluster: its machines, None for this one alone; orders: of its containers,
+    the one of this machine first, none once it is stopped; former: what is started again if this does not answer, None
+    once it has.
     """
 
     address: Address | None = None
-    key: str = ""
     cluster: Cluster | None = None
     orders: tuple[LaunchOrder, ...] = ()
     former: Service | None = None
@@ -114,15 +113,14 @@ def recorded(home: Path, recipe: str | None = None) -> dict[str, Service]:
 
 @dataclass(frozen=True)
 class Served:
-    """A service. home: data directory of its release; key: tells its API key from another, "" where it wants none;
-    server, proxy: containers as Docker described them last; ready: whether it answers."""
+    """A service. home: data directory of its release; server, proxy: containers as Docker described them last; ready:
+    whether it answers."""
 
     home: str
     recipe: str
     release: str
     model: str
     address: Address
-    key: str
     server: Container
     proxy: Container | None
     ready: bool = False
@@ -208,7 +206,7 @@ def describe(engine: Engine, container: Container) -> Served:
     service = try_read(Path(home), recipe)
     address = service.address or published(proxy)
     release, model = labels.get(RELEASE_LABEL, ""), labels.get(MODEL_LABEL, "")
-    served = Served(home, recipe, release, model, address, service.key, container, proxy)
+    served = Served(home, recipe, release, model, address, container, proxy)
     if not is_running(container) or proxy is None or not is_running(proxy):
         return served
     if service.address is None:  # whether it wants TLS is not known

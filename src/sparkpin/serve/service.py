@@ -7,13 +7,11 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkpin.core import files
 from sparkpin.core.errors import InputError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
-from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine
 from sparkpin.pins.vllm_flags import served_name
 from sparkpin.releases import container as running
@@ -21,19 +19,17 @@ from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release
 from sparkpin.serve import cluster, launch, linked, memory_limit
 from sparkpin.serve import served as records
-from sparkpin.serve.address import UNCHANGED, Address, AddressOptions, key_mark, key_of, read_tls, require_free
+from sparkpin.serve.address import UNCHANGED, Address, AddressOptions, key_of, read_tls, require_free, signs_itself
 from sparkpin.serve.cluster import Checked, ClusterOptions
 from sparkpin.serve.launch import LaunchOrder
 from sparkpin.serve.linked import Part
+from sparkpin.serve.memory_limit import Room
 from sparkpin.serve.proxy import RULES
 from sparkpin.serve.proxy import remove as remove_proxy
 from sparkpin.serve.served import Served, Service, find, is_running
-from sparkpin.serve.status import how_to_serve
+from sparkpin.serve.status import service_of
 from sparkpin.serve.switching import DRAIN_SECONDS, Detached, Switch
-from sparkpin.smoke.server import Place, Server
-
-if TYPE_CHECKING:
-    from sparkpin.smoke.client import Client
+from sparkpin.smoke.server import Asked, Place, Server
 
 
 def start(
@@ -43,8 +39,7 @@ def start(
     checkpoint: Path,
     *,
     options: AddressOptions = UNCHANGED,
-    gpus: bool = False,
-    drain: float | None = None,
+    drain: float = DRAIN_SECONDS,
     where: ClusterOptions | None = None,
 ) -> Served:
     """Serve a release and return once it answers a real request. One that already runs is left alone; where only its
@@ -53,96 +48,64 @@ def start(
     Another release of the home's recipe is stopped first, and new requests wait. When the new one does not become
     ready, the former one answers again.
 
-    Args:
-        options: what of the address is to be other than it was. At first the port is the recipe's own (`--port` of its
-            command, else 8000), the host 127.0.0.1.
-        gpus: give the container all GPUs.
-        where: the machines of a release that is for several; None: as before.
-        drain: seconds that the former one has for requests under way; None: DRAIN_SECONDS.
+    options, where: what of address and machines is to be other than it was; drain: seconds that the former one has for
+    requests under way.
 
-    Raises:
-        BusyError: someone else has the port; another home's server, too.
-        InputError: an option that is none; a certificate that does not fit.
-        SmokeError: the server did not become ready; with a post-mortem.
-        Detached: Ctrl-C while it started; it goes on.
+    BusyError where someone else has the port, another home's server, too; InputError for an option that is none, or a
+    certificate that does not fit; SmokeError with a post-mortem where it did not become ready; Detached on Ctrl-C while
+    it started: it goes on.
     """
     running.require_readable(checkpoint)
     running.require_here(engine)
     running.require_image(engine, release)
     home, recipe = paths.home, release.recipe
-    with (
-        files.lock(home / "serve" / f".{recipe}.lock", on_wait=f"waiting for another `invoke serve` of {recipe}"),
-        contextlib.ExitStack() as connections,
-    ):
+    with files.lock(home / "serve" / f".{recipe}.lock", on_wait=f"waiting for another `invoke serve` of {recipe}"):
         record = records.read(home, recipe)
         together = (where or ClusterOptions()).applied(record.cluster, release)
-        urls = together.urls if together else ()
-        machines = connections.enter_context(cluster.connected(engine, urls, record.urls))
-        there = linked.find_parts(str(home), recipe, machines.values())
-        if record.former and there and linked.is_of(there, record.former) and not linked.is_of(there, record):
-            record = record.former  # the switch was broken off before it began
-        runs = there if there and there[0].is_here and is_running(there[0].container) else []
-        proxy = find(engine, records.name_of(paths, recipe) + records.PROXY)
-        if record.address is None and (there or proxy):
-            cause = f"{records.name_of(paths, recipe)} runs without a record: its address and options are not known"
-            raise InputError(cause, next_step="invoke stop, then serve with the options that you want")
-        address = new_address(engine, release, options, record, proxy)
-        checked = None
-        if together:
-            ends = {part.machine.where for part in there if is_running(part.container)}
-            freed = {one.where: one.needed for one in record.orders if one.where in ends}
-            members = tuple(machines[url] for url in urls)
-            checked = cluster.check(paths, members, together, release, checkpoint, address.host, freed)
-        key = key_of(paths, release, address)  # may make one, which a command that is refused is not to leave
-        answers = not record.former or (there and linked.is_of(there, record) and launch.asks(there[0].container))
-        known = (record if answers else record.former or record).model_copy(update={"former": None})
-        same = bool(runs and record.orders) and goes_on(runs, release, record, checked)
-        space = None if same else memory_limit.room_for(paths, engine, release, checkpoint)
-        if space and space.why:
-            say(f"no memory plan ({space.why}): its limit is an estimate")
-        order = LaunchOrder(
-            release=release,
-            checkpoint=checkpoint.absolute(),
-            memory=space.limit if space else None,
-            compilers=space.compilers if space else None,
-            gpus=gpus,
-            labels=labels_of(paths, release),
-            timeout=running.ready_timeout(checkpoint),
-            limits=address.limits,
-        )
-        running_orders = tuple(replace(one, limits=order.limits) for one in record.orders)
-        wanted = Service(
-            address=address,
-            key=key_mark(key),
-            cluster=checked.cluster if checked else record.cluster,
-            orders=running_orders if same else linked.orders_of(order, checked),
-            former=known if known.orders and not (answers and same) else None,
-        )
-        return Switch(
-            paths,
-            engine,
-            recipe,
-            wanted,
-            known,
-            machines,
-            there,
-            same,
-            room=space,
-            drain=DRAIN_SECONDS if drain is None else drain,
-        ).carry_out()
+        with cluster.connected(engine, together.urls if together else (), record.urls) as machines:
+            there = linked.find_parts(str(home), recipe, machines.values())
+            if record.former and there and linked.is_of(there, record.former) and not linked.is_of(there, record):
+                record = record.former  # the switch was broken off before it began
+            address = new_address(paths, engine, release, options, record, is_there=bool(there))
+            checked = None
+            if together:
+                ends = {part.machine.where for part in there if is_running(part.container)}
+                freed = {one.where: one.needed for one in record.orders if one.where in ends}
+                checked = cluster.check(paths, machines, together, release, checkpoint, address.host, freed)
+            key_of(paths, recipe, address)  # one that others can read is refused before anything begins
+            answers = not record.former or (there and linked.is_of(there, record) and launch.asks(there[0].container))
+            known = (record if answers else record.former or record).model_copy(update={"former": None})
+            room, same = None, goes_on(there, release, record, checked)
+            if same:
+                orders = tuple(replace(one, restarts=address.limits.restarts) for one in record.orders)
+            else:
+                room = memory_limit.room_for(paths, engine, release, checkpoint)
+                orders = linked.orders_of(order_of(paths, release, checkpoint, room, address.limits.restarts), checked)
+            wanted = Service(
+                address=address,
+                cluster=checked.cluster if checked else record.cluster,
+                orders=orders,
+                former=known if known.orders and not (answers and same) else None,
+            )
+            return Switch(paths, engine, recipe, wanted, known, machines, there, same, room, drain).carry_out()
 
 
 def new_address(
-    engine: Engine, release: Release, options: AddressOptions, record: Service, proxy: Container | None
+    paths: Paths, engine: Engine, release: Release, options: AddressOptions, record: Service, *, is_there: bool
 ) -> Address:
-    """BusyError where somebody else has the port."""
-    last = record.address
+    """BusyError where somebody else has the port. is_there: the recipe has a server."""
+    name, last = records.name_of(paths, release.recipe), record.address
+    proxy = find(engine, name + records.PROXY)
+    if last is None and (is_there or proxy):
+        cause = f"{name} runs without a record: its address and options are not known"
+        raise InputError(cause, next_step="invoke stop, then serve with the options that you want")
     if last and proxy is None:
         words = ", ".join(f"{name} {value}" for name, value in last.model_dump(exclude_defaults=True).items())
         say(f"the address is as it was before `invoke stop`: {words or 'as by default'}")
     address = options.applied(last or Address.of_command(release.argv))
     if address.cert:
         read_tls(address.cert, address.tls_key)
+        signs_itself(address.cert)  # what it needs is to lack now, not once the server answers
     if not (address.cert or address.is_local):
         say(f"warning: {address.host} without TLS: the key and all text travel in the clear (--tls-cert, --tls-key)")
     for why, risky in RULES["risks"].items():
@@ -154,7 +117,9 @@ def new_address(
 
 
 def goes_on(parts: Sequence[Part], release: Release, record: Service, checked: Checked | None) -> bool:
-    """Whether a server that runs is what is to be served: a release's tag has a hash of its image and command."""
+    """Whether what is to be served runs already: a release's tag has a hash of its image and command."""
+    if not (record.orders and parts and parts[0].is_here and is_running(parts[0].container)):
+        return False
     if not linked.is_of(parts, record) or record.orders[0].release.tag != release.tag:
         return False
     its = record.cluster if record.orders[1:] else None
@@ -164,27 +129,38 @@ def goes_on(parts: Sequence[Part], release: Release, record: Service, checked: C
     return is_whole
 
 
-def labels_of(paths: Paths, release: Release) -> dict[str, str]:
-    return {
+def order_of(paths: Paths, release: Release, checkpoint: Path, room: Room, restarts: int) -> LaunchOrder:
+    """For this machine, or for what all have in common."""
+    if room.why:
+        say(f"no memory plan ({room.why}): its limit is an estimate")
+    labels = {
         HOME_LABEL: str(paths.home),
         records.LABEL: release.recipe,
         records.RELEASE_LABEL: release.tag,
         records.MODEL_LABEL: served_name(release.argv),
     }
+    return LaunchOrder(
+        release=release,
+        checkpoint=checkpoint.absolute(),
+        memory=room.limit,
+        compilers=room.compilers,
+        gpus=room.has_gpu,
+        labels=labels,
+        timeout=running.ready_timeout(checkpoint),
+        restarts=restarts,
+    )
 
 
 @contextlib.contextmanager
-def started(
-    paths: Paths, engine: Engine, release: Release, checkpoint: Path, *, gpus: bool
-) -> Iterator[tuple[Server, Client]]:
+def started(paths: Paths, engine: Engine, release: Release, checkpoint: Path) -> Iterator[Asked]:
     """For a test of the server that stays, as `start` starts it, by a client of its address with its key. SmokeError
     where another run has taken it away meanwhile: that is no fault of the release."""
     try:
-        served = start(paths, engine, release, checkpoint, gpus=gpus)
+        served = start(paths, engine, release, checkpoint)
     except Detached:
         raise KeyboardInterrupt from None  # nobody is to go on with what was not tested
     if container := find(engine, served.container):
-        with records.client_of(served, key_of(paths, release, served.address), timeout=120) as client:
+        with records.client_of(served, key_of(paths, release.recipe, served.address), timeout=120) as client:
             yield Server(release, {container: Place(engine, "", None)}), client
     runs = records.running_release(paths, engine, release.recipe)
     if not container or not find(engine, served.container + records.PROXY) or runs != release.tag:
@@ -201,11 +177,7 @@ def stop(paths: Paths, engine: Engine, recipe: str | None) -> tuple[str, ...]:
     chosen = [recipe] if recipe else sorted(here | records.recorded(paths.home).keys())
     stopped = [name for one in chosen for name in stop_recipe(paths, engine, one)]
     if recipe and not stopped:
-        known = ", ".join(sorted(here))
-        raise InputError(
-            f"no service of recipe {recipe!r} runs",
-            next_step=f"choose one of: {known}" if known else f"{how_to_serve(paths, recipe)} (nothing is served)",
-        )
+        service_of(paths, engine, recipe)  # an InputError, since there is none
     return tuple(stopped)
 
 

@@ -52,10 +52,11 @@ def status(paths: Paths, engine: Engine, recipe: str | None = None, *, as_json: 
 
 def facts_of(served: Served) -> dict[str, object]:
     machines = [{"where": url, "state": state} for url, state in linked.states(served.home, served.recipe).items()]
-    names = ("home", "recipe", "release", "container", "model", "key", "url", "ready", "health", "restarts", "started")
+    names = ("home", "recipe", "release", "container", "model", "url", "ready", "health", "restarts", "started")
     return {
         **{name: getattr(served, name) for name in names},
         **served.address.model_dump(exclude={"limits", "tls_key"}),
+        "key": not served.address.is_local,
         "limits": served.address.limits.model_dump(exclude_defaults=True),
         "state": served.server.status,
         "proxy": served.proxy.status if served.proxy else "",
@@ -68,7 +69,7 @@ def row(paths: Paths, served: Served, state: str) -> tuple[str, ...]:
     return (
         served.recipe if is_here else f"{served.recipe} (another home)",
         served.release.partition(":")[2],
-        served.address.url + (" (key)" if served.key else ""),
+        served.address.url + ("" if served.address.is_local else " (key)"),
         state,
         served.container,
     )

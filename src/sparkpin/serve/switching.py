@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from sparkpin.core import files
@@ -22,7 +23,7 @@ from sparkpin.releases.record import Release
 from sparkpin.serve import crash_facts, launch, linked, memory_limit
 from sparkpin.serve import proxy as proxies
 from sparkpin.serve import served as records
-from sparkpin.serve.address import key_of, read_tls
+from sparkpin.serve.address import Address, key_of, read_tls
 from sparkpin.serve.cluster import Machine
 from sparkpin.serve.linked import Part
 from sparkpin.serve.memory_limit import Room
@@ -77,7 +78,7 @@ class Switch:
                     self.end_old(proxy)
                     parts = self.create(self.wanted)
                 if self.room:
-                    memory_limit.make_room(self.room, order.release, gpus=order.gpus)
+                    memory_limit.make_room(self.room, order.release)
                 linked.start(parts)
             ready = self.await_ready(parts)
             linked.keep_up(parts, self.wanted.orders)
@@ -107,16 +108,11 @@ class Switch:
             part.container.reload()
         return records.describe(self.engine, part.container)
 
-    def key_of(self, service: Service) -> str | None:
-        assert service.address
-        return key_of(self.paths, service.orders[0].release, service.address)
-
     def bring_proxy(self, service: Service, drain: float = 0) -> Container:
-        address, release = service.address, service.orders[0].release
-        assert address
+        address, release = service.address or Address(), service.orders[0].release
         pem = read_tls(address.cert, address.tls_key) if address.cert else None
-        key = self.key_of(service)
-        order = ProxyOrder(self.name, str(self.paths.home), self.recipe, release.tag, address, key, pem)
+        key, hold = key_of(self.paths, self.recipe, address), proxies.hold_for(release, service.orders[0].checkpoint)
+        order = ProxyOrder(self.name, str(self.paths.home), self.recipe, release.tag, address, key, pem, hold)
         return proxies.bring(self.engine, order, drain)
 
     def create(self, service: Service) -> list[Part]:
@@ -145,7 +141,7 @@ class Switch:
                     memory_limit.forget_files(order.checkpoint)
                 say(f"ready after {seconds:.0f} s")
             if not (self.same and self.look(parts[0]).ready):
-                answer(self.look(parts[0]), self.key_of(self.wanted))
+                answer(served := self.look(parts[0]), key_of(self.paths, self.recipe, served.address))
         except KeyboardInterrupt:
             return False
         return True
@@ -180,9 +176,9 @@ def until_ready(parts: Sequence[Part], release: Release, timeout: float, folder:
     file = folder.with_name(LAST_START)
     with contextlib.suppress(OSError, ValueError):  # a hint and nothing more
         say(f"the last start took {float(file.read_text()):.0f} s")
-    ask = lambda: launch.asks(parts[0].container)  # noqa: E731
     try:
-        seconds, _ = wait_for_answer(lambda: look(parts, release), ask, timeout, every=ASK_SECONDS)
+        asks = partial(launch.asks, parts[0].container)
+        seconds, _ = wait_for_answer(lambda: look(parts, release), asks, timeout, every=ASK_SECONDS)
     except StartFault as fault:
         raise failure(parts, release, str(fault), folder) from None
     if fresh:

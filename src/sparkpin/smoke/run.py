@@ -29,13 +29,11 @@ from sparkpin.smoke.client import Client, Exchange, Fault
 from sparkpin.smoke.demands import require_known
 from sparkpin.smoke.evidence import RESULT, CheckResult, Evidence
 from sparkpin.smoke.expectations import expectations_of
-from sparkpin.smoke.server import Server
+from sparkpin.smoke.server import Server, Serving
 from sparkpin.smoke.startup import NotReady
 from sparkpin.smoke.subject import SmokeSubject
 
 QUIET_SECONDS = 10.0  # that a check may take before a line of progress
-# A server that answers, and a client of it; NotReady where it does not start.
-Serving = contextlib.AbstractContextManager[tuple[Server, Client]]
 
 
 @dataclass

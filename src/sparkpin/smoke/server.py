@@ -15,8 +15,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from sparkpin.core.errors import BusyError
 from sparkpin.core.files import lock
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from sparkpin.smoke.client import Client
 
 T = TypeVar("T")
+Asked: TypeAlias = "tuple[Server, Client]"
+Serving: TypeAlias = "contextlib.AbstractContextManager[Asked]"
 LABEL = "sparkpin.smoke"
 WAITING = "waiting for invoke up, smoke, quality, bench or bisect to end: one server is asked at a time"
 SOCKET_FOLDER = "/run/sparkpin"
@@ -181,9 +184,12 @@ class Server:
     def wait_ready(self, client: Client, next_step: str = "") -> None:
         """Return once /health answers; raise NotReady, with a post-mortem, as soon as a container ends, or after the
         time allowed."""
-        look = lambda: (self.exit_reason(), self.logs()[0])  # noqa: E731
         try:
-            self.start_seconds, _ = wait_for_answer(look, lambda: self.is_open() and client.healthy(), self.timeout)
+            self.start_seconds, _ = wait_for_answer(
+                lambda: (self.exit_reason(), self.logs()[0]),
+                lambda: self.is_open() and client.healthy(),
+                self.timeout,
+            )
         except StartFault as fault:
             (rank, _), logs, release = self.ended() or (0, ""), self.logs(), self.release
             death = Death(release.tag, release.recipe, str(fault), 0, "", (), logs[rank])
@@ -243,7 +249,7 @@ def own_server(
     *,
     gpus: bool = False,
     limit: int = ANSWER_SECONDS,
-) -> Iterator[tuple[Server, Client]]:
+) -> Iterator[Asked]:
     """A container of the release, or one for each of its nodes, without a network, once it answers. All are removed in
     the end, with the folder of the socket.
 
@@ -293,7 +299,7 @@ def server_at(
     settings["mounts"] = [Mount(target=NODE_FOLDER, source=None, type="volume")]  # goes with the container
     # Nobody starts it again: one restart allowed, or its exit code would be 0.
     files = running.process_one(place.node, {"socket": socket, "restarts": 1, "floor": running.floor_of(gpus)})
-    prepare = lambda container: running.put(container, NODE_FOLDER, files, owned=("state",))  # noqa: E731
+    prepare = partial(running.put, folder=NODE_FOLDER, files=files, owned=("state",))
     entrypoint = [*running.PYTHON, f"{NODE_FOLDER}/inside.py", "run"]
     return container_of(
         paths, place.engine, release, "smoke", prepare=prepare, place=place, entrypoint=entrypoint, **settings

@@ -13,7 +13,8 @@ from sparkpin.cli.up import stop_unless_current
 from sparkpin.core.errors import SmokeError
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import service
-from sparkpin.serve.served import Served, status
+from sparkpin.serve.address import Address, key_path
+from sparkpin.serve.served import Served, Service, status, write
 from sparkpin.smoke import run
 from sparkpin.smoke.evidence import evidence_folder, kept
 
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
 pytest_plugins = ["fake_release"]
 
 
-def smoke(site: FakeSite, *, key: str = "", fault: str = "") -> Release:
+def smoke(site: FakeSite, *, host: str = "127.0.0.1", fault: str = "") -> Release:
     """The release as its record has it afterwards."""
-    argv = (*site.release.argv, "--port", str(free_port()), *(("--api-key", key) if key else ()))
-    release = dataclasses.replace(site.release, argv=argv, env={"FAKE_VLLM": fault} if fault else {})
+    release = dataclasses.replace(site.release, env={"FAKE_VLLM": fault} if fault else {})
+    write(site.paths.home, release.recipe, Service(address=Address(host=host, port=free_port())))
     Releases(site.paths).save(release)
-    serving = service.started(site.paths, site.engine, release, site.checkpoint, gpus=False)
+    serving = service.started(site.paths, site.engine, release, site.checkpoint)
     return kept(site.paths, release, run.run_smoke(site.paths, site.engine, release, serving))
 
 
@@ -37,12 +38,12 @@ def standing(site: FakeSite) -> list[Served]:
 
 
 def test_a_server_that_passes_goes_on_and_leaves_the_evidence_of_any_smoke_test(site: FakeSite) -> None:
-    release = smoke(site, key="k" * 20)
+    release = smoke(site, host="0.0.0.0")
     (there,) = standing(site)
     folder = evidence_folder(site.paths, release)
     record = json.loads((folder / "result.json").read_text())
     container = site.engine.client.containers.get(there.container)
-    assert release.smoke_passed and there.ready and there.key, "asked with its key"
+    assert release.smoke_passed and there.ready and not there.address.is_local, "asked with its key"
     assert [check["name"] for check in record["checks"]] == ["start", *release.demands.checks] and record[
         "ready_seconds"
     ] > 0
@@ -50,7 +51,10 @@ def test_a_server_that_passes_goes_on_and_leaves_the_evidence_of_any_smoke_test(
     assert container.logs().startswith((folder / "server.log").read_bytes()), "one server, started once"
     assert record["argv"] == container.attrs["Config"]["Cmd"] and record["mods"] == ["vllm-cpu"]
     exchanges = [json.loads(line) for line in (folder / "exchanges.jsonl").read_text().splitlines()]
-    assert exchanges[0]["path"] == "/v1/completions" and "k" * 20 not in (folder / "exchanges.jsonl").read_text()
+    assert (
+        exchanges[0]["path"] == "/v1/completions"
+        and key_path(site.paths, release.recipe).read_text().strip() not in (folder / "exchanges.jsonl").read_text()
+    )
 
 
 @pytest.mark.parametrize(("fault", "failed"), [("dies", "chat"), ("exit", "start: "), ("without-mods", "mods: ")])

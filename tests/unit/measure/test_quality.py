@@ -466,7 +466,7 @@ def test_what_has_no_room_is_not_started(
     monkeypatch.setattr(own_server, "uses_gpu", lambda *_: gpus)
     monkeypatch.setattr(own_server, "checkpoint_of", lambda *_: paths.project)
     plan: Any = SimpleNamespace(needed=10 << 30, hints=())
-    needed = memory_limit.Room(10 << 30, plan)
+    needed = memory_limit.Room(10 << 30, plan, compilers=1 if gpus else None)
     for name, told in {"drop_page_cache": None, "available": 1 << 30, "room_for": needed}.items():
         monkeypatch.setattr(own_server.memory_limit, name, lambda *_, told=told: told)
     usage = shutil.disk_usage(paths.project)

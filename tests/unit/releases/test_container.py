@@ -35,15 +35,15 @@ def test_a_drafter_counts(checkpoint: Path) -> None:
     assert running.ready_timeout(checkpoint) == 600 + 2 * SIZE / 50e6
 
 
-def test_a_server_gets_no_address_no_key_and_keeps_its_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_gets_no_address_and_keeps_its_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy one is told from one that hangs by its counters, whatever the recipe says."""
     monkeypatch.setattr(running, "cache_volume", lambda *_: "cache")
-    own = ("--host", "0.0.0.0", "--port", "1", "--api-key", "k", "--disable-log-stats", "--max-num-seqs", "4")
-    one = release(1, argv=("vllm", "serve", "/model", *own), env={"VLLM_API_KEY": "k"})
+    own = ("--host", "0.0.0.0", "--port", "1", "--disable-log-stats", "--max-num-seqs", "4")
+    one = release(1, argv=("vllm", "serve", "/model", *own))
     engine: Any = None
     made = running.server_settings(engine, one, "v", "/run/s", None, None, memory=None, gpus=False)
     assert made["command"] == ["vllm", "serve", "/model", "--max-num-seqs", "4", "--uds", "/run/s"]
-    assert "VLLM_API_KEY" not in made["environment"] and made["network_mode"] == "none"
+    assert made["network_mode"] == "none"
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "drafter/model.safetensors", "drafter"])

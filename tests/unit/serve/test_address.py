@@ -5,12 +5,17 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from certificates import certificate
+from made_releases import release
 
-from sparkpin.core.errors import InputError
-from sparkpin.serve.address import Address, AddressOptions, Limits, read_tls
+from sparkpin.core.errors import HostError, InputError
+from sparkpin.core.paths import Paths
+from sparkpin.serve import service
+from sparkpin.serve.address import Address, AddressOptions, Limits, read_tls, signs_itself
+from sparkpin.serve.served import Service
 
 
 def test_at_first_a_server_has_its_recipe_s_port_on_this_machine_alone() -> None:
@@ -71,3 +76,16 @@ def test_a_certificate_is_tried_before_it_is_used(tmp_path: Path) -> None:
         with pytest.raises(InputError) as caught:
             read_tls(*pair)
         assert all(file in caught.value.message for file in pair) and "openssl" in caught.value.next_step
+
+
+def test_who_lacks_the_program_that_examines_a_certificate_learns_it_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = certificate(tmp_path / "one")
+    assert signs_itself(cert) and not signs_itself("")
+    paths, engine, made = Paths(tmp_path, tmp_path, tmp_path), Mock(), release(1)
+    monkeypatch.setattr(service, "find", lambda *_: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(HostError, match="openssl"):
+        options = AddressOptions(tls_cert=cert, tls_key=key)
+        service.new_address(paths, engine, made, options, Service(), is_there=False)

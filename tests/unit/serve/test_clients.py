@@ -152,7 +152,7 @@ def test_a_server_s_key_is_never_called_needless(
     """In lines for a shell of this machine it comes from its file, else from a variable."""
     paths, address = Paths(PROJECT, tmp_path / "cache", tmp_path / "home"), Address(host="0.0.0.0")
     server: Any = SimpleNamespace(name="c", status="running")
-    found = Served(str(paths.home), "smollm2", "sparkpin/r:v2-1", "m", address, "x", server, None)
+    found = Served(str(paths.home), "smollm2", "sparkpin/r:v2-1", "m", address, server, None)
     made = dataclasses.replace(release(1), argv=("vllm", "serve", "/model", "--max-model-len", "2048"))
     for place, name, value in (
         (task, "engine_of", None),

@@ -163,7 +163,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         where: HostFacts((face,), (), "", (), free * GIB, "r", where)
         for where, face, free in zip(KEPT.urls, faces, (70, 55), strict=True)
     }
-    machines = tuple(cluster.Machine(url, MagicMock(total=n)) for url, n in zip(KEPT.urls, (100, 60), strict=True))
+    machines = {url: cluster.Machine(url, MagicMock(total=n)) for url, n in zip(KEPT.urls, (100, 60), strict=True)}
     needed = {100: 40, 60: 50}
 
     def room_for(paths: Paths, engine: Any, release: Any, checkpoint: Path, available: int) -> memory_limit.Room:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,12 +23,13 @@ import proxy_trials
 import pytest
 from certificates import certificate
 from heard import heard
-from proxied import HEADERS, KEY, Site, site_in, until
+from made_releases import release
+from proxied import HEADERS, KEY, ORDER, Site, site_in, until
 
 from sparkpin.core.paths import Paths
 from sparkpin.releases import inside
 from sparkpin.serve import proxy
-from sparkpin.serve.address import Limits, read_tls
+from sparkpin.serve.address import Address, Limits, read_tls
 
 BODY = {"model": "scripted-tiny", "prompt": "x"}
 HEAD = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
@@ -212,6 +215,21 @@ def test_requests_wait_for_a_server(site: Site) -> None:
         assert client.get("/health").status_code == 503, "who looks is answered at once"
         site.server()
         assert [one.result() for one in asked] == [200] * 4
+
+
+def test_a_request_waits_as_long_as_a_start_of_the_release_may_take(tmp_path: Path) -> None:
+    """By its smoke test; not less than a slow disk takes for the weights, and ten minutes at most."""
+    weights = tmp_path / "model.safetensors"
+    weights.touch()
+    held = []
+    for seconds, size in ((None, 0), (0.3, 0), (80.0, 0), (80.0, 40 * 10**9), (500.0, 0)):
+        os.truncate(weights, size)
+        made = replace(release(1), smoke={"ready_seconds": seconds})
+        held.append(proxy.hold_for(made, tmp_path))
+    assert held == [600, 120, 240, 320, 600]
+    for limits, wanted in ((Limits(), 320), (Limits(hold=7), 7)):
+        order = replace(ORDER, address=Address(limits=limits), hold=320)
+        assert f"wait_for_server {wanted} " in order.files[proxy.CONFIG].decode()
 
 
 def connections(site: Site) -> int:

@@ -27,27 +27,24 @@ from sparkpin.serve.switching import Switch
 
 
 def test_a_key_that_others_can_read_or_that_is_none_is_refused(tmp_path: Path) -> None:
-    paths, mine = Paths(tmp_path, tmp_path / "cache", tmp_path / "home"), release(1)
-    everywhere = Address(host="0.0.0.0")
-    key = key_of(paths, mine, everywhere)
-    assert key == key_of(paths, mine, everywhere) and key_of(paths, mine, Address(host="::1")) is None
-    file = key_path(paths, mine.recipe)
+    paths, everywhere = Paths(tmp_path, tmp_path / "cache", tmp_path / "home"), Address(host="0.0.0.0")
+    key = key_of(paths, "r", everywhere)
+    assert key == key_of(paths, "r", everywhere) and key_of(paths, "r", Address(host="::1")) is None
+    file = key_path(paths, "r")
     file.chmod(0o640)
     with pytest.raises(InputError, match="mode 640 lets others read"):
-        key_of(paths, mine, everywhere)
+        key_of(paths, "r", everywhere)
     file.chmod(0o600)
     file.write_text("short\n")
     with pytest.raises(InputError, match="at least 16"):
-        key_of(paths, mine, everywhere)
-    brought = dataclasses.replace(mine, env={"VLLM_API_KEY": "k"})
-    assert key_of(paths, brought, everywhere) == "k"
+        key_of(paths, "r", everywhere)
 
 
 def test_the_page_cache_is_dropped_where_that_is_allowed(tmp_path: Path) -> None:
     said = heard()
-    assert memory_limit.drop_page_cache(tmp_path / "drop_caches")
+    memory_limit.drop_page_cache(tmp_path / "drop_caches")
     assert (tmp_path / "drop_caches").read_text() == "1\n"
-    assert not memory_limit.drop_page_cache(tmp_path / "absent/drop_caches")
+    memory_limit.drop_page_cache(tmp_path / "absent/drop_caches")
     assert "sudo sh -c 'echo 1 > /proc/sys/vm/drop_caches'" in said[-1]
 
 
@@ -162,15 +159,15 @@ def launch_order(checkpoint: Path) -> LaunchOrder:
     ("host", "cert", "warned"), [("127.0.0.1", "", False), ("0.0.0.0", "", True), ("0.0.0.0", "c", False)]
 )
 def test_a_key_in_the_clear_is_told_at_each_start(
-    monkeypatch: pytest.MonkeyPatch, host: str, cert: str, warned: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: str, cert: str, warned: bool
 ) -> None:
-    for name in ("read_tls", "require_free"):
+    for name in ("read_tls", "require_free", "signs_itself", "find"):
         monkeypatch.setattr(service, name, lambda *_: None)
     said, record = heard(), Service(address=Address(host=host, cert=cert))
     for known, options in ((Service(), AddressOptions(host=host)), (record, UNCHANGED)):
         engine: Any = None
         if cert and options != UNCHANGED:
             options = AddressOptions(host=host, tls_cert=cert, tls_key="k")
-        service.new_address(engine, release(1), options, known, None)
+        service.new_address(Paths(tmp_path, tmp_path, tmp_path), engine, release(1), options, known, is_there=False)
         assert any("--tls-cert" in line for line in said) == warned
         said.clear()

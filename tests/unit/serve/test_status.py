@@ -28,7 +28,7 @@ from sparkpin.serve.served import Served, Service, read, record_path, write
 def served_at(home: Path, address: Address, model: str = "m", **more: Any) -> Served:
     """Of which no container is asked."""
     server: Any = SimpleNamespace(name="c", status="running", attrs={"State": {"Status": "running"}}, **more)
-    return Served(str(home), "r", "sparkpin/r:v2-1", model, address, "" if address.is_local else "x", server, None)
+    return Served(str(home), "r", "sparkpin/r:v2-1", model, address, server, None)
 
 
 def test_a_server_that_another_run_has_just_replaced_starts(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_the_gpus_of_this_machine_are_not_those_of_an_engine_elsewhere(
     )
     for start in (
         lambda: inspect(records.paths, far_engine, spark),
-        lambda: service.start(records.paths, far_engine, spark, made_checkpoint(tmp_path / "checkpoint"), gpus=True),
+        lambda: service.start(records.paths, far_engine, spark, made_checkpoint(tmp_path / "checkpoint")),
     ):
         with pytest.raises(HostError, match="the engine runs on spark-2") as caught:
             start()
@@ -223,7 +223,7 @@ def test_without_memory_no_server_is_started_and_the_release_is_not_at_fault(
     """As beside a served model: vLLM would refuse to start, and a good release be recorded as failed."""
     made = kept(records)
     plan: Any = SimpleNamespace(needed=10 << 30, hints=())
-    room = memory_limit.Room(10 << 30, plan)
+    room = memory_limit.Room(10 << 30, plan, compilers=1 if gpus else None)
     for name, given in {"engine_of": None, "obstacle": "", "uses_gpu": gpus, "checkpoint_of": records.root}.items():
         for module in (task, own_server):
             monkeypatch.setattr(module, name, lambda *_, given=given, **__: given, raising=module is task)

@@ -123,7 +123,7 @@ def target_of(paths: Paths, engine: Engine, release: Release) -> Iterator[BenchT
             f"{known.container} {answers} others, which a benchmark would measure as well",
             next_step="wait until they are done, or invoke stop and then the same command again",
         )
-    key = key_of(paths, release, known.address)
+    key = key_of(paths, release.recipe, known.address)
 
     def connect(timeout: float) -> Client:
         return served.client_of(known, key, timeout)
