@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -121,8 +121,11 @@ def read_architecture(text: Mapping[str, Any], *, drafter: bool = False) -> Arch
         parts = tuple(made_part(name, count, size) for name, count in counts.items() if count)
         ssm_dtype = find(row["ssm"]) if "ssm" in row else None
         mtp = tuple(replace(made_part(name, 1, size), of="MTP layer") for name in row.get("mtp", ()))
-        if strange := sorted(strange_keys(text, row, used)):
-            raise UnknownCacheError(f"config.json has {strange[0]}, which no rule for {text['model_type']} reads")
+        # Keys that change what is kept, and that nothing has read.
+        known = {*used, *row.get("drop", ()), *str(row.get("list", "layer_types")).split()}
+        for key, value in sorted(text.items()):
+            if value and key not in known and TELLS.search(key) and not key.startswith("use_"):
+                raise UnknownCacheError(f"config.json has {key}, which no rule for {text['model_type']} reads")
     except UnknownCacheError as error:
         return Architecture(unknown=str(error))
     return Architecture(parts, mtp, row.get("block", 0), "packed" in row, ssm_dtype or row.get("ssm_default"))
@@ -154,15 +157,7 @@ def layer_words(row: Mapping[str, Any], find: Callable[[str], Any], size: Callab
 def parts_of(row: Mapping[str, Any], word: Any, *, drafter: bool) -> Sequence[str]:
     if drafter and word == "sliding_attention":
         word = "full_attention"
-    found: Sequence[str] | None = row["words"].get(word) if isinstance(word, Hashable) else None
-    if found is None:
+    words: dict[str, Sequence[str]] = {str(known): parts for known, parts in row["words"].items()}
+    if str(word) not in words:
         raise UnknownCacheError(f"no rule for layers that are {word}")
-    return found
-
-
-def strange_keys(text: Mapping[str, Any], row: Mapping[str, Any], used: set[str]) -> Iterator[str]:
-    """Keys that change what is kept, and that nothing has read."""
-    known = {*used, *row.get("drop", ()), *str(row.get("list", "layer_types")).split()}
-    for key, value in text.items():
-        if value and key not in known and TELLS.search(key) and not key.startswith("use_"):
-            yield key
+    return words[str(word)]

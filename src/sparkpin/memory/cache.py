@@ -159,8 +159,7 @@ def kept(part: Part, settings: Settings, cache_dtype: str, block: int, main_page
     if part.kind == "state":
         # One state is running. "align" (prefix caching) keeps a second, and a third where a prefill stores one on its
         # way; each drafted token has its own: MambaSpec.
-        stored = settings.checkpoints if part.name in BY_KERNEL else settings.prefix_caching and bool(part.checkpoint)
-        copies = 1 + settings.prefix_caching + stored + settings.draft_tokens
+        copies = 1 + settings.prefix_caching + bool(stored_every(part, settings)) + settings.draft_tokens
         return Layers(part, state_bytes(part, settings), main_page, copies=copies)
     if part.only and not cache_dtype.startswith(part.only):
         raise UnknownCacheError(f"no rule for what {part.name} keeps in {cache_dtype}")
@@ -175,6 +174,13 @@ def kept(part: Part, settings: Settings, cache_dtype: str, block: int, main_page
     page = -(-size // part.ratio * slot // part.align) * part.align
     window = part.window - 1 + settings.in_flight if part.window else 0
     return Layers(part, slot, page, size, window=window)
+
+
+def stored_every(part: Part, settings: Settings) -> int:
+    """Tokens between two states that a prefill may store on its way; 0 where it stores none."""
+    if part.name in BY_KERNEL:
+        return 64 if settings.checkpoints else 0
+    return part.checkpoint if settings.prefix_caching else 0
 
 
 def state_bytes(part: Part, settings: Settings) -> int:
@@ -198,9 +204,7 @@ def block_size(geometry: Geometry, settings: Settings, cache_dtype: str, main: P
     states = [part for part in parts if part.kind == "state"]
     if not states:
         return asked
-    stored = [64 if part.name in BY_KERNEL else part.checkpoint or 1 for part in states]
-    is_stored = settings.checkpoints if states[0].name in BY_KERNEL else settings.prefix_caching
-    step = math.lcm(max(kernel, asked), *(stored if is_stored else ()))
+    step = math.lcm(max(kernel, asked), *(stored_every(part, settings) or 1 for part in states))
     wanted = step * -(-max(state_bytes(part, settings) for part in states) // (step * slot_bytes(main, cache_dtype)))
     return max(asked, kernel * -(-wanted // kernel))
 
@@ -212,19 +216,17 @@ def group(kinds: Sequence[Layers], *, is_packed: bool) -> Iterator[Group]:
     elif is_packed and len({one.page for one in kinds}) > 1:
         yield from packed(buckets(kinds, lambda one: one.type))
     else:
-        alike = [
-            (one[0], sum(same.part.layers for same in one)) for one in buckets(unified(kinds), lambda one: one.like)
-        ]
-        size = group_size([layers for _, layers in alike])
-        for first, layers in alike:
-            yield from (Group(first, count, count * first.page) for count in dealt(layers, -(-layers // size)))
+        alike = buckets(list(unified(kinds)), lambda one: one.like)
+        layers = [sum(same.part.layers for same in one) for one in alike]
+        # _get_kv_cache_groups_uniform_page_size: that of the rarest kind, or of the most frequent one if it is less
+        # than one and a half times as frequent.
+        size = max(layers) if max(layers) < min(layers) * 1.5 else min(layers)
+        for (first, *_), every in zip(alike, layers, strict=True):
+            yield from (Group(first, count, count * first.page) for count in dealt(every, -(-every // size)))
 
 
-def buckets(kinds: Iterable[Layers], key: Callable[[Layers], Hashable]) -> Iterator[list[Layers]]:
-    found: dict[Hashable, list[Layers]] = {}
-    for one in kinds:
-        found.setdefault(key(one), []).append(one)
-    yield from found.values()
+def buckets(kinds: Sequence[Layers], key: Callable[[Layers], Hashable]) -> Iterable[list[Layers]]:
+    return {key(one): [other for other in kinds if key(other) == key(one)] for one in kinds}.values()
 
 
 def unified(kinds: Sequence[Layers]) -> Iterator[Layers]:
@@ -237,12 +239,6 @@ def unified(kinds: Sequence[Layers]) -> Iterator[Layers]:
             raise UnknownCacheError(f"no rule for pages of {one.part.name} next to larger ones")
         else:
             yield replace(one, page=page)
-
-
-def group_size(layers: Sequence[int]) -> int:
-    """_get_kv_cache_groups_uniform_page_size: that of the rarest kind, or of the most frequent one if it is less than
-    one and a half times as frequent."""
-    return max(layers) if max(layers) < min(layers) * 1.5 else min(layers)
 
 
 def dealt(layers: int, groups: int) -> list[int]:

@@ -93,13 +93,9 @@ def read_settings(
     this plan does not know.
     """
     flags.refuse(**RULES["refused"])
-    ranks = flags.number(TENSOR) or 1
+    ranks, cuda = flags.number(TENSOR) or 1, platform == "cuda"
     if whole := geometry.undivided(ranks):
         raise ManifestError(flags.origin(TENSOR), TENSOR, ranks, f"a divisor of the model's {whole}", next_step=NEXT)
-    cuda, dtype = platform == "cuda", choice(flags, "--dtype", geometry.dtype, DTYPE_BYTES)
-    # Without the flag: the config's (model_executor/models/config.py), else that of the convolution
-    # (layers/mamba/mamba_utils.py), but on a CPU with AVX512-BF16 float32 (platforms/cpu.py).
-    state = geometry.kept.ssm_dtype or ("float32" if wide_state and not cuda else dtype)
     kv_bytes, kv_from = pool_bytes(flags, env, platform)
     drafts, other = drafting(flags, geometry, drafter), flags.json(ADDITIONAL)
     rows = draft_rows(other, geometry)
@@ -109,9 +105,6 @@ def read_settings(
     # FlashInfer's kernel, which is taken on SM12x with CUDA 13 and heads of 128: vLLM 0.33,
     # model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py. Read there, not run.
     stores = geometry.key_dim == 128 and flags.text("--gdn-prefill-backend") in (None, "auto", "flashinfer")
-    # layers/attention/mla_attention.py, _canonicalize_sparse_mla_kv_cache_dtype, of SM12x.
-    is_sparse = any(part.name == "sparse" for part in geometry.kept.parts)
-    default_cache = "fp8" if is_sparse and cuda else dtype
     max_len = flags.number("--max-model-len", auto=True) or geometry.max_positions
     seqs, longest = flags.number("--max-num-seqs"), geometry.max_positions if max_len == AUTO else max_len
     most_seqs, most = RULES["sequences"][platform], RULES["tokens_a_step"]
@@ -124,9 +117,6 @@ def read_settings(
         # config/vllm.py, max_concurrent_batches; platforms/cpu.py schedules one at a time.
         in_flight=batched * (2 if cuda and flags.on("--async-scheduling", default=True) else 1),
         utilization=flags.fraction("--gpu-memory-utilization") or RULES["utilization"],
-        cache_dtype=choice(flags, "--kv-cache-dtype", geometry.cache_dtype or default_cache, CACHE_BITS),
-        dtype=dtype,
-        ssm_dtype=choice(flags, "--mamba-ssm-cache-dtype", state, DTYPE_BYTES),
         block_size=flags.number("--block-size"),
         drafter=drafter if "draft_passes" in drafts else None,
         prefix_caching=caching,
@@ -141,7 +131,24 @@ def read_settings(
         longer=env.get(LONG, "").strip().lower() in ("1", "true"),
         unread=(*flags.unread(), *([f"{ADDITIONAL} {json.dumps(other)}"] if other else ())),
         **drafts,
+        **types(flags, geometry, cuda=cuda, wide_state=wide_state),
     )
+
+
+def types(flags: Flags, geometry: Geometry, *, cuda: bool, wide_state: bool) -> dict[str, Any]:
+    """Of Settings those of activations, states and cache."""
+    dtype = choice(flags, "--dtype", geometry.dtype, DTYPE_BYTES)
+    # Without the flag: the config's (model_executor/models/config.py), else that of the convolution
+    # (layers/mamba/mamba_utils.py), but on a CPU with AVX512-BF16 float32 (platforms/cpu.py).
+    state = geometry.kept.ssm_dtype or ("float32" if wide_state and not cuda else dtype)
+    # layers/attention/mla_attention.py, _canonicalize_sparse_mla_kv_cache_dtype, of SM12x.
+    is_sparse = cuda and any(part.name == "sparse" for part in geometry.kept.parts)
+    cache = geometry.cache_dtype or ("fp8" if is_sparse else dtype)
+    return {
+        "dtype": dtype,
+        "ssm_dtype": choice(flags, "--mamba-ssm-cache-dtype", state, DTYPE_BYTES),
+        "cache_dtype": choice(flags, "--kv-cache-dtype", cache, CACHE_BITS),
+    }
 
 
 def choice(flags: Flags, name: str, default: str, choices: Mapping[str, object]) -> str:
@@ -162,7 +169,7 @@ def pool_bytes(flags: Flags, env: Mapping[str, str], platform: Platform) -> tupl
     return given, "" if given is None else f"{KV_BYTES} {flags.text(KV_BYTES)} of {flags.origin(KV_BYTES)}"
 
 
-def drafting(flags: Flags, geometry: Geometry, drafter: Geometry | None) -> dict[str, int]:
+def drafting(flags: Flags, geometry: Geometry, drafter: Geometry | None) -> dict[str, Any]:
     """Of Settings what speculation decides: nothing without it."""
     config = flags.json(SPECULATION)
     if not config:
