@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from typing import Any
 
-from sparkpin.core.errors import ManifestError
+from sparkpin.core.errors import WHOLE, ManifestError
 from sparkpin.memory.geometry import Geometry, read_geometry, text_of
 from sparkpin.pins.nodes import MOST_NODES, PIPELINE, TENSOR
 from sparkpin.pins.schema import FormatRule
@@ -27,7 +27,7 @@ def division_faults(
     """What keeps a model from being served by the machines of `argv`.
 
     config: of the base; rules: of the `hybrid` step, where a stage has it. Raises ManifestError for a config that
-    `read_geometry` cannot read.
+    `read_geometry` cannot read, and in the end for an architecture that may have more to divide.
     """
     geometry = read_geometry(config, "config.json")
     tensor, pipeline = (int(flag_value(argv, name) or 1) for name in (TENSOR, PIPELINE))
@@ -38,6 +38,8 @@ def division_faults(
     for got, expected in uneven(config, geometry, rules, tensor):
         step = f"in {file} a number of nodes that its model divides by: {', '.join(fitting)}"
         yield ManifestError(file, "nodes", got, expected, next_step=step)
+    if geometry.kept.unknown:
+        raise ManifestError("config.json", WHOLE, geometry.kept.unknown, "an architecture of docs/memory.md")
 
 
 def uneven(

@@ -114,6 +114,8 @@ def notes(plan: MemoryPlan) -> Iterator[str]:
         yield f"not counted, since this plan does not know what they do: {', '.join(settings.unread)}"
     if plan.max_model_len > (geometry.max_positions or plan.max_model_len) and settings.longer:
         yield f"--max-model-len {plan.max_model_len:,} is more than the model's {geometry.max_positions:,} positions"
+    if settings.ranks > 1 and plan.unknown:
+        yield f"whether {settings.ranks} machines can share all of it is not checked: {plan.unknown}"
     yield from plan.notes
 
 

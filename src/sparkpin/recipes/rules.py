@@ -310,13 +310,17 @@ def of_record(served: PlannedServer) -> Iterator[RecipeFinding]:
 
 def of_machines(served: PlannedServer) -> Iterator[RecipeFinding]:
     """Of layers or heads that several machines cannot divide."""
-    if nodes_of(served.argv) == 1:
+    if (nodes := nodes_of(served.argv)) == 1:
         return
     if (flag_value(served.argv, PIPELINE) or "1") != "1" and HYBRID.search(served.model):
         yield error(f"{PIPELINE}: {HYBRID_PIPELINE}", f"{PIPELINE} 1")
-    elif config := config_ahead(served.project, served.model):
-        with contextlib.suppress(ManifestError, ValueError):  # a model that no plan here knows; numbers that are none
-            yield from [of_error(fault) for fault in division_faults(config, served.argv, (), "the recipe")]
+        return
+    try:
+        for fault in division_faults(config_ahead(served.project, served.model) or {}, served.argv, (), "the recipe"):
+            yield of_error(fault)
+    except (ManifestError, ValueError):  # a model that no plan here knows; numbers that are none
+        text = f"whether {nodes} machines can share {served.model} is not checked: pins/shapes does not know it"
+        yield RecipeFinding("note", "command", text, "invoke up checks it by config.json")
 
 
 def of_weights(served: PlannedServer) -> Iterator[RecipeFinding]:

@@ -111,7 +111,8 @@ class Switch:
     def bring_proxy(self, service: Service, drain: float = 0) -> Container:
         address, release = service.address or Address(), service.orders[0].release
         pem = read_tls(address.cert, address.tls_key) if address.cert else None
-        key, hold = key_of(self.paths, self.recipe, address), proxies.hold_for(release, service.orders[0].checkpoint)
+        key = key_of(self.paths, self.recipe, address)
+        hold = proxies.hold_for(release, service.orders[0].checkpoint, self.drain)
         order = ProxyOrder(self.name, str(self.paths.home), self.recipe, release.tag, address, key, pem, hold)
         return proxies.bring(self.engine, order, drain)
 

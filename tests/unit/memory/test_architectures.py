@@ -21,7 +21,7 @@ from sparkpin.memory.geometry import DTYPE_BYTES, read_geometry
 from sparkpin.memory.inputs import yarn_notes
 from sparkpin.memory.plan import MemoryPlan, make_plan
 from sparkpin.memory.settings import GIB
-from sparkpin.memory.text import cache_lines, speed_lines, title, to_json, verdict
+from sparkpin.memory.text import cache_lines, notes, speed_lines, title, to_json, verdict
 from sparkpin.memory.weights import WeightKind, alike, weigh
 
 WEIGHTS = [WeightKind("16-bit layers", 10, GIB, GIB, GIB)]
@@ -167,6 +167,12 @@ def test_a_plan_without_a_cache_has_all_else() -> None:
         _ = made.chosen
     with pytest.raises(UnknownCacheError):
         lay_out(made.geometry, made.settings)
+
+
+def test_machines_that_share_an_unknown_model_are_unchecked_and_a_note_says_so() -> None:
+    of = config("BrandNewForCausalLM", "brand_new")
+    several, one = (["\n".join(notes(plan_of(of, flags)))] for flags in ("-tp 2", ""))
+    assert "2 machines" in several[0] and "machines" not in one[0]
 
 
 def test_the_ceiling_of_an_unknown_cache_is_that_of_the_weights() -> None:

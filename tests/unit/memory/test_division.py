@@ -25,7 +25,8 @@ def scripted(name: str) -> dict[str, Any]:
 
 
 PLAIN = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8,
-         "vocab_size": 1000, "max_position_embeddings": 64, "intermediate_size": 512}  # fmt: skip
+         "vocab_size": 1000, "max_position_embeddings": 64, "intermediate_size": 512,
+         "model_type": "llama"}  # fmt: skip
 
 
 def seen(config: Any, flags: str, rules: Any = SHARED) -> list[str]:
@@ -68,3 +69,5 @@ def test_blocks_count_only_where_there_are_some() -> None:
 def test_a_model_that_no_plan_here_knows() -> None:
     with pytest.raises(ManifestError):
         list(division_faults({"layers": 3}, ["vllm", "serve", "/model", "-tp", "2"], (), "recipes/r.yaml"))
+    with pytest.raises(ManifestError, match="brand_new"):
+        seen(PLAIN | {"model_type": "brand_new"}, "-tp 2")

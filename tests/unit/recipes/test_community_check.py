@@ -188,6 +188,7 @@ def test_environment(tmp_path: Path) -> None:
         (V2 | {"command": "vllm serve {model} -pp 2 -sc.method mtp"}, "--speculative-config"),
         (V2 | {"command": "vllm serve {model} -tp 1 -pp 2", "model": "Qwen/Qwen3.6-1B"}, "--pipeline-parallel-size"),
         (V2 | {"command": "vllm serve {model} -tp 3", "model": "Intel/Qwen3.5-35B-A3B-int4-AutoRound"}, "KV heads"),
+        (V2 | {"command": "vllm serve {model} -tp 3", "min_nodes": 3}, "3 machines can share"),
         (V1 | {"command": "vllm serve c/d"}, "c/d"),
         (V2 | {"command": "vllm serve {model} --distributed-executor-backend=ray"}, "no ray"),
     ],

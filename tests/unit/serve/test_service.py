@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from heard import heard
@@ -18,7 +19,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.memory.plan import Machine, MemoryPlan
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
-from sparkpin.serve import memory_limit, service, unit
+from sparkpin.serve import memory_limit, service, switching, unit
 from sparkpin.serve.address import UNCHANGED, Address, AddressOptions, key_of, key_path
 from sparkpin.serve.launch import LaunchOrder
 from sparkpin.serve.memory_limit import COMPILER, GPU_PROCESSES
@@ -121,6 +122,35 @@ def test_what_needs_more_than_is_free_is_refused(monkeypatch: pytest.MonkeyPatch
         HostError, match=r"needs .* GiB, and 80.00 GiB are free\n  next: .*--gpu-memory-utilization 0\."
     ):
         memory_limit.require_room(memory_limit.Room(1, plan), release(1))
+
+
+def test_what_is_tested_has_the_limits_of_what_is_served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    room, engine = memory_limit.Room(7 << 30, None, compilers=3), cast(Any, None)
+    for name, value in {"room_for": room, "drop_page_cache": None}.items():
+        monkeypatch.setattr(memory_limit, name, lambda *_, value=value: value)
+    place = memory_limit.place_for(Paths(tmp_path, tmp_path, tmp_path), engine, release(1), tmp_path)
+    assert (place.memory, place.compilers) == (room.limit, 3)
+
+
+@pytest.mark.parametrize("compilers", [None, 1])
+def test_what_has_no_room_is_not_started_and_the_former_one_answers_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compilers: int | None
+) -> None:
+    """With a GPU and without."""
+    back = list[Switch]()
+    for name in ("note", "bring_proxy", "end_old", "create"):
+        monkeypatch.setattr(Switch, name, lambda *_: None)
+    monkeypatch.setattr(Switch, "go_back", lambda self: back.append(self))
+    monkeypatch.setattr(switching.proxies, "shut", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(switching.linked, "start", lambda _: pytest.fail("started"))
+    for name, value in {"available": 1 << 30, "drop_page_cache": None}.items():
+        monkeypatch.setattr(memory_limit, name, lambda *_, value=value: value)
+    room = memory_limit.Room(1, cast(Any, SimpleNamespace(needed=2 << 30, hints=())), compilers=compilers)
+    wanted, engine = Service(orders=(launch_order(tmp_path),)), cast(Any, None)
+    switch = Switch(Paths(tmp_path, tmp_path, tmp_path), engine, "r", wanted, Service(), {}, (), False, room, 0)
+    with pytest.raises(HostError):
+        switch.carry_out()
+    assert back == [switch]
 
 
 def test_why_a_start_failed_is_told_where_going_back_fails_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
