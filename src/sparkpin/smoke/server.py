@@ -24,7 +24,7 @@ from sparkpin.core.files import lock
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.host import ssh
-from sparkpin.host.containers import Container, Mount
+from sparkpin.host.containers import Container, Mount, NotFound
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.pins.nodes import nodes_of, on_loopback
 from sparkpin.releases import container as running
@@ -214,22 +214,17 @@ def container_of(
 ) -> Iterator[Container]:
     """A container of the release's image, started, and removed in the end. settings: of the SDK's `create`; prepare:
     called before its start; place: the engine's machine, where it may be another."""
-    errors = place.errors if place else engine_errors
-    with errors():
-        container = engine.client.containers.create(
-            release.tag,
-            name=f"sparkpin-{what}-{release.name}-{secrets.token_hex(3)}",
-            labels={LABEL: owner(paths, elsewhere=bool(place and place.where)), "sparkpin.release": release.tag},
-            **settings,
-        )
+    errors, name = place.errors if place else engine_errors, f"sparkpin-{what}-{release.name}-{secrets.token_hex(3)}"
+    labels = {LABEL: owner(paths, elsewhere=bool(place and place.where)), "sparkpin.release": release.tag}
     try:
         with errors():
+            container = engine.client.containers.create(release.tag, name=name, labels=labels, **settings)
             prepare(container)
             container.start()
         yield container
-    finally:
-        with errors():
-            container.remove(force=True, v=True)
+    finally:  # by its name: Ctrl-C may come before its ID
+        with errors(), contextlib.suppress(NotFound):
+            engine.client.api.remove_container(name, v=True, force=True)
 
 
 @contextlib.contextmanager

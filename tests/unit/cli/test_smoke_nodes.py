@@ -8,6 +8,7 @@ import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from made_releases import release
@@ -89,3 +90,12 @@ def test_each_container_gets_what_its_machine_has(
     assert [one["environment"]["NCCL_IB_HCA"] for one in made] == ["=r1", "=r2"]
     assert [one["network_mode"] for one in made] == ["host", "host"] and all(one["devices"] for one in made)
     assert "--headless" in other["command"] and "--uds" in here["command"]
+
+
+def test_ctrl_c_while_a_container_is_made_leaves_none(paths: Paths) -> None:
+    engine = MagicMock()
+    engine.client.containers.create.side_effect = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt), server.container_of(paths, engine, PAIR, "smoke"):
+        pass
+    name = engine.client.containers.create.call_args.kwargs["name"]
+    assert engine.client.api.remove_container.call_args.args == (name,)
