@@ -40,7 +40,7 @@ PORT = 8000  # within its container
 CLIENTS = "clients"  # instead of it, for a test: a socket next to the server's
 MEMORY = 512 << 20
 START_SECONDS = 10.0
-LEAST_HOLD, MOST_HOLD = 120, 600  # seconds
+LEAST_HOLD, MOST_HOLD = 300, 600  # seconds
 SLOW_DISK = 200e6  # bytes a second
 PRINT = "import sys; [sys.stdout.buffer.write(open(name, 'rb').read()) for name in sys.argv[1:]]"
 ASK = """
@@ -137,8 +137,8 @@ def hold_for(release: Release, checkpoint: Path, drain: float = 0) -> int:
     before it may take to end.
 
     Three times what its smoke test took to start, which was on this machine with its disk, loader and compilers; a plan
-    knows bytes alone. But never less than two minutes and weights of a disk whose cache was lost: the smoke test may
-    have found them in memory, or a server that ran already.
+    knows bytes alone. But never less than five minutes and weights of a disk whose cache was lost: the smoke test may
+    have found them in memory, or a server that ran already, and the machine may have other work by now.
     """
     seconds = (release.smoke or {}).get("ready_seconds") or MOST_HOLD
     return int(min(MOST_HOLD, drain + max(3 * seconds, LEAST_HOLD + running.folder_size(checkpoint) / SLOW_DISK)))

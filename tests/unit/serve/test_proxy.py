@@ -222,12 +222,12 @@ def test_a_request_waits_as_long_as_a_start_of_the_release_may_take(tmp_path: Pa
     weights = tmp_path / "model.safetensors"
     weights.touch()
     held = []
-    for seconds, size in ((None, 0), (0.3, 0), (80.0, 0), (80.0, 40 * 10**9), (500.0, 0)):
+    for seconds, size in ((None, 0), (0.3, 0), (150.0, 0), (80.0, 40 * 10**9), (500.0, 0)):
         os.truncate(weights, size)
         made = replace(release(1), smoke={"ready_seconds": seconds})
         held.append(proxy.hold_for(made, tmp_path))
-    assert held == [600, 120, 240, 320, 600] and proxy.hold_for(made, tmp_path, drain=30) == 600
-    assert proxy.hold_for(replace(release(1), smoke={"ready_seconds": 80.0}), tmp_path, drain=30) == 270
+    assert held == [600, 300, 450, 500, 600] and proxy.hold_for(made, tmp_path, drain=30) == 600
+    assert proxy.hold_for(replace(release(1), smoke={"ready_seconds": 80.0}), tmp_path, drain=30) == 330
     for limits, wanted in ((Limits(), 320), (Limits(hold=7), 7)):
         order = replace(ORDER, address=Address(limits=limits), hold=320)
         assert f"wait_for_server {wanted} " in order.files[proxy.CONFIG].decode()
