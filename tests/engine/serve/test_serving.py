@@ -219,6 +219,10 @@ def test_ctrl_c_while_the_former_one_ends_brings_it_back(
     assert parts_of(site) == [served.container, served.container + services.PROXY]
 
 
+def labels_of(record: services.Service, release: Release) -> dict[str, str]:
+    return {**record.orders[0].labels, services.RELEASE_LABEL: release.tag}
+
+
 LEFT = ("noted", "gone", "made", "proxy gone", "proxy made", "gate shut")
 
 
@@ -230,7 +234,7 @@ def test_what_a_killed_run_leaves_is_put_right(site: FakeSite, newer: Release, l
     served = site.start(port=site.port)
     server, front = containers.get(served.container), containers.get(served.container + services.PROXY)
     record = services.read(home, "fake")
-    wanted = dataclasses.replace(record.orders[0], release=newer, labels=service.labels_of(site.paths, newer))
+    wanted = dataclasses.replace(record.orders[0], release=newer, labels=labels_of(record, newer))
     services.write(home, "fake", record.model_copy(update={"orders": (wanted,), "former": record}))
     if left in ("gone", "made"):
         server.remove(force=True, v=True)
@@ -259,7 +263,7 @@ def test_what_a_killed_switch_was_from_answers_where_the_next_does_not(
     """It is not there any more, but in the record. early: the next one is not even made."""
     served = site.start(port=site.port)
     record = services.read(site.paths.home, "fake")
-    wanted = dataclasses.replace(record.orders[0], release=newer, labels=service.labels_of(site.paths, newer))
+    wanted = dataclasses.replace(record.orders[0], release=newer, labels=labels_of(record, newer))
     services.write(site.paths.home, "fake", record.model_copy(update={"orders": (wanted,), "former": record}))
     site.engine.client.containers.get(served.container).remove(force=True, v=True)
     if early:
