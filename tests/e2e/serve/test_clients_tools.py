@@ -27,7 +27,8 @@ def test_opencode_takes_each_word_as_it_is_meant(facts: ServerFacts, tmp_path: P
     model = json.loads(described)
     assert (model["name"], model["limit"]) == (facts.label, {"context": facts.context, "output": facts.output})
     able = model["capabilities"]
-    assert (able["toolcall"], able["reasoning"], able["attachment"]) == (facts.tools, facts.reasoning, facts.images)
+    wanted = (facts.tools, facts.reasoning, "image" in facts.input)
+    assert (able["toolcall"], able["reasoning"], able["attachment"]) == wanted
     assert {kind for kind, there in able["input"].items() if there} == set(facts.input)
     assert {kind for kind, there in able["output"].items() if there} == {"text"}
 
