@@ -96,8 +96,8 @@ class DecodeModel:
         size, settings, rows = self.weights[HEAD], self.settings, self.settings.draft_rows
         passes = settings.draft_tokens if settings.draft_layers else settings.draft_passes * self.shares_head
         yield Read(HEAD, size, 1 if rows else 1 + passes)
-        share, bits = min(1.0, rows / self.geometry.vocabulary), 8 if settings.on_cpu else settings.draft_bits
-        yield Read("LM head to draft", size * share * bits / 8, passes)
+        share = min(1.0, rows / self.geometry.vocabulary)
+        yield Read("LM head to draft", size * share * settings.draft_bits / 8, passes)
 
     def cache_reads(self, cache: Cache, context: int) -> Iterator[Read]:
         drafted = self.settings.draft_tokens

@@ -34,7 +34,7 @@ class Settings:
 
     in_flight: tokens that are scheduled and not done, at most. draft_tokens: per step, 0 without speculation;
     draft_layers: attention layers of the drafter; draft_rows: of the LM head that the mod draft-vocabulary copies for
-    it, 0 for none; draft_bits: of a weight in them, where the head has 8, 4 or 8. drafter: a second model that drafts;
+    it, 0 for none; draft_bits: of a weight in them, where the head has 8. drafter: a second model that drafts;
     draft_passes: of it, in a step. int8_head: the mod int8-lm-head quantises the LM head.
     checkpoints: a prefill stores a state on its way for prefix caching, in blocks of a multiple of 64 tokens.
     block_size: None where nobody asks for one. kv_bytes: an explicit size of the KV pool, instead of what `utilization`
@@ -71,11 +71,6 @@ class Settings:
     draft_rows: int = 0
     draft_bits: int = 8
 
-    @property
-    def on_cpu(self) -> bool:
-        """INT4 experts and FP8 layers are expanded to 16 bits there, by the mods."""
-        return self.platform == "cpu"
-
 
 def read_settings(
     flags: Flags,
@@ -98,7 +93,7 @@ def read_settings(
         raise ManifestError(flags.origin(TENSOR), TENSOR, ranks, f"a divisor of the model's {whole}", next_step=NEXT)
     kv_bytes, kv_from = pool_bytes(flags, env, platform)
     drafts, other = drafting(flags, geometry, drafter), flags.json(ADDITIONAL)
-    rows = draft_rows(other, geometry)
+    rows = draft_rows(other, geometry, cuda=cuda)
     if drafts.get("draft_layers") and "draft-vocabulary" in mods:
         drafts |= rows
     caching = flags.on("--enable-prefix-caching", default=True)
@@ -187,12 +182,12 @@ def drafting(flags: Flags, geometry: Geometry, drafter: Geometry | None) -> dict
     return {"draft_tokens": tokens, "draft_passes": 1 if at_once else tokens}
 
 
-def draft_rows(additional: dict[str, Any], geometry: Geometry) -> dict[str, int]:
+def draft_rows(additional: dict[str, Any], geometry: Geometry, *, cuda: bool) -> dict[str, int]:
     """Of Settings what mods/draft-vocabulary reads in `--additional-config`; its keys are taken out of there.
 
-    The tokens that it adds to a list, some tens, are not counted.
+    The tokens that it adds to a list, some tens, are not counted. On a CPU its rows are as the head's, in 8 bits.
     """
     bits = 4 if additional.pop("draft_head", None) == {"bits": 4} else 8
     listed = additional.pop("draft_vocabulary", None)  # the mod refuses whatever has no `first`
     rows = listed.get("first", 0) if isinstance(listed, dict) else geometry.vocabulary if bits == 4 else 0
-    return {"draft_rows": rows, "draft_bits": bits}
+    return {"draft_rows": rows, "draft_bits": bits if cuda else 8}

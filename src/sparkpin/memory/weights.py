@@ -15,11 +15,6 @@ INT4 = ("qweight", "qzeros", "scales", "g_idx")
 FP8 = ("F8_E4M3", "F8_E5M2")
 HEAD, MTP, MTP_EXPERTS, EMBEDDINGS = "LM head", "MTP layer", "MTP experts", "embeddings"
 VISION, DRAFTER, TABLES = "vision tower", "drafter", "n-gram tables"
-# A second model's names begin with its folder.
-BY_NAME = {
-    ".drafter/": DRAFTER, ".mtp.": MTP, ".visual.": VISION, ".vision_tower.": VISION, ".ngram_embedding.": TABLES,
-    "embed_tokens": EMBEDDINGS, "lm_head": HEAD,
-}  # fmt: skip
 
 # vLLM 0.33, model_executor: models/qwen3_next.py, qwen3_5_mtp.py, qwen3_vl.py. in_proj_a and in_proj_b of AutoRound,
 # GPTQ and AWQ on CUDA, whose kernel takes no narrow parts: layers/mamba/gdn/qwen_gdn_linear_attn.py, maybe_disable_tp.
@@ -78,7 +73,7 @@ def parts_of(info: TensorInfo, geometry: Geometry, settings: Settings) -> int:
     (model_executor/layers/linear.py, QKVParallelLinear).
     """
     name = f".{info.name}"
-    if WHOLE.search(name) or (WHOLE_ON_CUDA.search(name) and not settings.on_cpu):
+    if WHOLE.search(name) or (WHOLE_ON_CUDA.search(name) and settings.platform != "cpu"):
         return 1
     if KEYS.search(name):
         return min(settings.ranks, geometry.kv_heads)
@@ -88,7 +83,7 @@ def parts_of(info: TensorInfo, geometry: Geometry, settings: Settings) -> int:
 def kind_of(info: TensorInfo) -> str:
     """By the tensor's name and type: INT4 as AutoRound and GPTQ name it, FP8 as Qwen, FP4 as ModelOpt."""
     name, part = f".{info.name}", info.name.rpartition(".")[2]
-    if kind := next((kind for piece, kind in BY_NAME.items() if piece in name), None):
+    if kind := next((kind for piece, kind in RULES["by_name"].items() if piece in name), None):
         return MTP_EXPERTS if kind == MTP and ".experts." in name else kind
     place = "experts" if ".experts." in name else "layers"
     if part in INT4:
@@ -110,9 +105,10 @@ def held_bytes(info: TensorInfo, kind: str, settings: Settings) -> int:
         # checkpoint that holds the codes has as tensors of their own.
         rows, columns = info.shape
         return rows * (-(-columns // 64) * 64) + (0 if info.dtype == "I8" else 2 * (rows + columns))
-    if settings.on_cpu and kind == "INT4 experts":
+    # There the mods expand INT4 experts and FP8 layers to 16 bits.
+    if settings.platform == "cpu" and kind == "INT4 experts":
         return info.nbytes * 4 if info.name.endswith(".qweight") else 0  # eight codes in each int32
-    if settings.on_cpu and kind == "FP8 layers":
+    if settings.platform == "cpu" and kind == "FP8 layers":
         return info.nbytes * 2 if info.name.endswith(".weight") else 0
     return info.nbytes
 
@@ -126,6 +122,6 @@ def copied_bytes(info: TensorInfo, kind: str, settings: Settings) -> int:
     if kind != HEAD or not settings.draft_rows or len(info.shape) != 2:
         return 0
     rows = info.shape[0]
-    if settings.draft_bits == 4 and not settings.on_cpu:
+    if settings.draft_bits == 4:
         return min(settings.draft_rows, rows) * (-(-info.shape[1] // 32) * 16 + 4)
     return held_bytes(info, kind, settings) * min(settings.draft_rows, rows) // rows

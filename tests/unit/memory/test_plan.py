@@ -191,6 +191,7 @@ def test_a_model_of_attention_alone_has_one_group_and_small_blocks() -> None:
 )
 def test_flags(flags: str, field: str, value: object) -> None:
     assert getattr(settings_of(geometry_122b(), flags, "cuda"), field) == value
+    assert field != "draft_bits" or settings_of(geometry_122b(), flags).draft_bits == 8, "the head's, on a CPU"
 
 
 def test_the_cpus_own_variable_goes_before_the_flag() -> None:
@@ -365,7 +366,7 @@ def test_weights_with_a_head_in_4_bits_to_draft_with() -> None:
     [head] = [row for row in weights_122b(loading) if row.kind == "LM head"]
     assert head.held == whole + 248_320 * (3072 // 2 + 4)
     for rows in (248_320, 32_768):
-        on_cpu = weights_122b(replace(loading, platform="cpu", draft_rows=rows))
+        on_cpu = weights_122b(replace(loading, platform="cpu", draft_rows=rows, draft_bits=8))
         [head] = [row for row in on_cpu if row.kind == "LM head"]
         assert head.held == whole + whole * rows // 248_320
 
