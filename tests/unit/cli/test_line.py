@@ -6,6 +6,7 @@ import inspect
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -262,3 +263,13 @@ def test_a_reader_that_has_gone_is_no_traceback(line: str) -> None:
     wrote = "jsn" not in line
     assert (done.returncode, "Traceback" in done.stderr, "BrokenPipe" in done.stderr) == (141 if wrote else 2, 0, 0)
     assert bool(done.stderr) != wrote
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_lost_terminal_ends_a_task_as_ctrl_c_does(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """What it has begun is put right: a switch brings the former server back."""
+    monkeypatch.setattr(lines, "run", lambda *_: signal.raise_signal(number))
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_DFL)  # as in a shell, whatever runs these tests
+    assert typed("status", capsys)[0] == 130
