@@ -519,7 +519,7 @@ class Family(StrictModel):
     unverified: Reason | None = None
 
 
-Named = Annotated[str, Field(pattern=r"^(--[a-z][a-z-]*(\.[a-z_]+)?|[A-Z][A-Z0-9_*]*|kernel|driver|memory)$")]
+Named = Annotated[str, Field(pattern=r"^(--[a-z][a-z-]*(\.[a-z_]+)?|[A-Z*][A-Z0-9_*]*|kernel|driver|memory)$")]
 
 
 class KnownIssue(StrictModel):

@@ -189,7 +189,8 @@ def of_value(served: PlannedServer, name: str, value: str) -> Iterator[RecipeFin
     """Of a value that the parser took: a name that this vLLM has not, a file that nobody brings."""
     entry = served.parser.flags[name]
     known = entry.get("known", ())
-    is_named = value.lower() in {*map(str.lower, known), *NO_FILE} or "." in value
+    brought = FACTS["values_of_packages"].get(name, {}).get(value) in (served.packages or ())
+    is_named = brought or value.lower() in {*map(str.lower, known), *NO_FILE} or "." in value
     is_told = any(next(iter(issue.when)) == name for issue in served.issues)  # with what to do
     if known and not is_named and not is_told and served.value(PLUGINS.get(name, name)) in (None, value):
         unknown = warning if entry.get("open") else error

@@ -89,6 +89,16 @@ def test_it_is_found_where_all_conditions_hold_and_not_where_one_fails(name: str
     assert not any(name in names(one) for one in elsewhere)
 
 
+def test_a_variable_of_vllm_is_no_forks_and_a_package_brings_its_values() -> None:
+    served = replace(server(ISSUES["tables-on-disk"]), env={"VLLM_USE_SIMPLE_KV_OFFLOAD": "1"})
+    assert "tables-on-disk" not in names(served)
+    b12x = ("--quantization", "b12x_fp6", "--moe-backend", "b12x", "--attention-backend", "B12X")
+    served = replace(served, argv=("vllm", "serve", "/model", *b12x))
+    packed = replace(served, packages=frozenset({"b12x"}))
+    found = {True: rules.findings(packed), False: rules.findings(served)}
+    assert [sum(one.severity == "error" for one in found[has]) for has in (True, False)] == [0, 3]
+
+
 def test_of_machines() -> None:
     assert {"kernel-7", "driver-590", "small-spark"} == OF_MACHINES
     assert not names(server(ISSUES["memory-share"])) & OF_MACHINES  # a recipe says nothing of a machine
