@@ -51,7 +51,7 @@ def decode_of(figure: Figure) -> DecodeModel:
     argv = ["vllm", "serve", "/model", *figure.flags]
     mods = {"draft-vocabulary"} | ({"int8-lm-head"} if figure.int8 else set())
     settings = read_settings(Flags(argv, figure.stage, {}), {}, "cuda", GEOMETRY, mods=mods)
-    return PlanInputs(GEOMETRY, settings, alike(tensors(figure)), symmetric=True).decode
+    return PlanInputs(GEOMETRY, settings, alike(tensors(figure), GEOMETRY.layers), symmetric=True).decode
 
 
 def tensors(figure: Figure) -> Iterator[TensorInfo]:

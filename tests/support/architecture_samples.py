@@ -66,6 +66,17 @@ DEEPSEEK4: Config = ROUTED | {
     "hc_eps": 1e-6, "hc_sinkhorn_iters": 2, "swiglu_limit": 10.0, "compress_rope_theta": 160_000,
     "rms_norm_eps": 1e-6, "hidden_act": "silu", "expert_dtype": "fp8", "scoring_func": "sqrtsoftplus",
 }  # fmt: skip
+DEEPSEEK41: Config = ROUTED | {
+    "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 512, "q_lora_rank": 64, "qk_rope_head_dim": 64,
+    "o_groups": 2, "o_lora_rank": 32, "index_n_heads": 32, "index_head_dim": 128, "index_topk": 512,
+    "num_hidden_layers": 8, "compress_ratios": [0, 0, 2, 2, 2, 1, 1, 1], "kv_source_layer_ids": [2, 4, 5],
+    "index_source_layer_ids": [2, 4, 5, 7], "candidate_source_layer_id": 5, "candidate_topk_blocks": 64,
+    "candidate_block_size": 8, "sliding_window": 128, "hc_mult": 4, "hc_eps": 1e-6, "hc_sinkhorn_iters": 2,
+    "swiglu_limit": 10.0, "compress_rope_theta": 160_000, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+    "scoring_func": "sqrtsoftplus", "engram_layer_ids": [1], "engram_num_embeddings": [3000],
+    "engram_max_ngram_size": 2, "engram_vocab_size": 512, "engram_n_heads": 1, "engram_head_dim": 256,
+    "engram_pad_token_id": 2, "engram_compressed_vocab_size": 256, "model_type": "deepseek_v41_text",
+}  # fmt: skip
 MINIMAX3: Config = {
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128, "num_local_experts": 4,
     "num_experts_per_tok": 2, "dense_intermediate_size": 64,
@@ -175,6 +186,16 @@ SAMPLES: dict[str, tuple[Config, Config]] = {
     "granitemoehybrid": (config("GraniteMoeHybridForCausalLM", "granitemoehybrid", **GRANITE), {}),
     "jamba": (config("JambaForCausalLM", "jamba", **JAMBA), {}),
     "glm5_next": (config("Glm5NextForCausalLM", "glm5_next_text", **GLM5), FP8),
+    "glm5_next, as published": (
+        config("Glm5NextForCausalLM", "glm5_next_text", **{
+            key: value for key, value in GLM5.items() if key not in ("linear_num_heads", "linear_head_dim")
+        } | {
+            "layer_types": (["linear_attention"] * 3 + ["deepseek_sparse_attention"]) * 2, "index_kpool": 4,
+            "index_kpool_compress": True, "indexer_types": ["full"] * 8,
+            "linear_attn_config": {"num_heads": 4, "head_dim": 128, "short_conv_kernel_size": 4},
+        }),
+        FP8,
+    ),
     "minimax_m3": (
         {"architectures": ["MiniMaxM3SparseForConditionalGeneration"], "model_type": "minimax_m3_vl",
          "dtype": "bfloat16", "text_config": SIZES | MINIMAX3 | {"model_type": "minimax_m3_vl_text"},
@@ -183,6 +204,11 @@ SAMPLES: dict[str, tuple[Config, Config]] = {
     ),
     "qwen4_exp": (config("Qwen4ExpForCausalLM", "qwen4_exp_text", **QWEN4, **MOE), FP8),
     "deepseek_v4": (config("DeepseekV4ForCausalLM", "deepseek_v4", **DEEPSEEK4), FP8),
+    "deepseek_v41": (
+        {"architectures": ["DeepseekV41ForCausalLM"], "model_type": "deepseek_v41", "dtype": "bfloat16",
+         "text_config": SIZES | DEEPSEEK41, "vision_config": {}},
+        FP8,
+    ),
 }  # fmt: skip
 MTP: Config = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 3}}
 DRAFTED = ("glm4_moe_lite", "deepseek_v32", "qwen3_next", "qwen4_exp", "deepseek_v4")

@@ -67,7 +67,8 @@ def tensors_122b() -> Counter[TensorInfo]:
     """Each as if it lay at the begin of a file: what a plan counts is sizes."""
     files = qwen_samples.int4_files(qwen_samples.G122B).values()
     specs = (spec for file in files for spec in file.items())
-    return alike(TensorInfo(name, dtype, shape, 0, tensor_nbytes(dtype, shape)) for name, (dtype, shape) in specs)
+    infos = (TensorInfo(name, dtype, shape, 0, tensor_nbytes(dtype, shape)) for name, (dtype, shape) in specs)
+    return alike(infos, geometry_122b().layers)
 
 
 def weights_122b(settings: Settings) -> list[WeightKind]:

@@ -113,11 +113,14 @@ def read_architecture(text: Mapping[str, Any], *, drafter: bool = False) -> Arch
         return value
 
     try:
-        counts = Counter(name for word in layer_words(row, find, size) for name in parts_of(row, word, drafter=drafter))
-        for key, name in row.get("each", {}).items():
+        words = layer_words(row, find, size)
+        counts = Counter(name for word in words for name in parts_of(row, word, drafter=drafter))
+        for key, names in row.get("each", {}).items():
             if not isinstance(ids := find(key) or [], list):
                 raise UnknownCacheError(f"config.json has no list {key}")
-            counts[name] += len(ids)
+            for one in ids:
+                word = words[one] if type(one) is int and one in range(len(words)) else None
+                counts.update([names] if isinstance(names, str) else parts_of({"words": names}, word, drafter=drafter))
         parts = tuple(made_part(name, count, size) for name, count in counts.items() if count)
         ssm_dtype = find(row["ssm"]) if "ssm" in row else None
         mtp = tuple(replace(made_part(name, 1, size), of="MTP layer") for name in row.get("mtp", ()))

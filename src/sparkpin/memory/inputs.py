@@ -94,7 +94,7 @@ def read_inputs(
     settings = read_settings(flags, env, platform, geometry, wide_state=has_wide_state(), drafter=drafter, mods=mods)
     symmetric = (config.get("quantization_config") or {}).get("sym") is True
     notes = (*yarn_notes(config), *(shapes.notes(pin, ahead) if ahead else ()))
-    return PlanInputs(geometry, settings, alike(tensors), symmetric, notes)
+    return PlanInputs(geometry, settings, alike(tensors, geometry.layers), symmetric, notes)
 
 
 def is_locked(project: Path, recipe: schema.Recipe) -> bool:

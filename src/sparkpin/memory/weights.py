@@ -24,7 +24,7 @@ WHOLE = re.compile(
     r"|\.q_a_proj\.|\.kv_a_proj_with_mqa\.|\.indexer\.|_hc\."
 )
 WHOLE_ON_CUDA = re.compile(r"\.in_proj_[ab]\.")
-LAYER = re.compile(r"\.\d+\.")
+LAYER = re.compile(r"\.(\d+)\.")
 KEYS = re.compile(r"\.self_attn\.[kv]_proj\.")
 
 
@@ -40,10 +40,15 @@ class WeightKind:
     read: int
 
 
-def alike(tensors: Iterable[TensorInfo]) -> Counter[TensorInfo]:
-    """Tensors that differ in their layer alone, and how many there are: a checkpoint can have 100,000."""
+def alike(tensors: Iterable[TensorInfo], layers: int) -> Counter[TensorInfo]:
+    """Tensors that differ in their layer alone, and how many there are: a checkpoint can have 100,000. What lies behind
+    the model's `layers` is its MTP layer, as in DeepSeek's and GLM's files."""
+
+    def place(found: re.Match[str]) -> str:
+        return ".0." if int(found[1]) < layers else ".mtp."
+
     return Counter(
-        TensorInfo(LAYER.sub(".0.", name, count=1), dtype, shape, 0, end - begin)
+        TensorInfo(LAYER.sub(place, name, count=1), dtype, shape, 0, end - begin)
         for name, dtype, shape, begin, end in tensors
     )
 
@@ -89,9 +94,9 @@ def kind_of(info: TensorInfo) -> str:
     if part in INT4:
         return f"INT4 {place}"
     scale_of_fp4 = part in ("weight_scale_2", "input_scale") or (part == "weight_scale" and info.dtype in FP8)
-    if info.dtype == "U8" or scale_of_fp4:
+    if info.dtype == "U8" or (info.dtype in ("I8", "F8_E8M0") and ".experts." in name) or scale_of_fp4:
         return f"FP4 {place}"
-    if info.dtype in FP8 or part.startswith("weight_scale"):
+    if info.dtype.startswith("F8") or part.startswith("weight_scale"):
         return f"FP8 {place}"
     return "32-bit layers" if place == "layers" and info.dtype in ("F32", "I32") else f"16-bit {place}"
 

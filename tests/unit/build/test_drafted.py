@@ -116,7 +116,7 @@ def dflash(*flags: tuple[str, FlagValue]) -> PlanInputs:
     listed = shapes.listing(DRAFTER)
     own = (info for file in listed.headers for info in header_of(listed, file).tensors.values())
     every = (*tensors(Figure("v2-drafter")), *(info._replace(name=f"{DRAFTER}/{info.name}") for info in own))
-    return PlanInputs(GEOMETRY, settings, alike(every), True)
+    return PlanInputs(GEOMETRY, settings, alike(every, GEOMETRY.layers), True)
 
 
 def test_the_plan_is_what_vllm_logged_with_a_drafter_of_the_model_s_own_geometry(

@@ -390,7 +390,8 @@ def tensors_of(model: str) -> Counter[TensorInfo]:
     shapes = load_shapes(PROJECT, model)
     assert shapes
     every = shapes.all_tensors()
-    return alike(TensorInfo(name, dtype, shape, 0, tensor_nbytes(dtype, shape)) for name, dtype, shape in every)
+    infos = (TensorInfo(name, dtype, shape, 0, tensor_nbytes(dtype, shape)) for name, dtype, shape in every)
+    return alike(infos, read_geometry(shapes.config, model).layers)
 
 
 @pytest.mark.parametrize(
