@@ -220,6 +220,13 @@ SAMPLES |= {
     for name in SAMPLES
     if name in DRAFTED
 }
+SAMPLES["nemotron_h, MTP-3"] = (
+    SAMPLES["nemotron_h"][0] | {"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*"}, MTP
+)
+SAMPLES["minimax_m3, MTP-3"] = (
+    SAMPLES["minimax_m3"][0] | {"text_config": SAMPLES["minimax_m3"][0]["text_config"] | {"num_mtp_modules": 1}},
+    FP8 | MTP,
+)
 SAMPLES["glm5_next, MTP-3"] = (
     {"architectures": ["Glm5NextForConditionalGeneration"], "model_type": "glm5_next", "dtype": "bfloat16",
      "text_config": SAMPLES["glm5_next"][0] | {"num_nextn_predict_layers": 1}},

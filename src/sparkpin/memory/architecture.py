@@ -123,7 +123,9 @@ def read_architecture(text: Mapping[str, Any], *, drafter: bool = False) -> Arch
                 counts.update([names] if isinstance(names, str) else parts_of({"words": names}, word, drafter=drafter))
         parts = tuple(made_part(name, count, size) for name, count in counts.items() if count)
         ssm_dtype = find(row["ssm"]) if "ssm" in row else None
-        mtp = tuple(replace(made_part(name, 1, size), of="MTP layer") for name in row.get("mtp", ()))
+        drafting = str(find(row.get("mtp_list", "")) or "")  # a letter for each layer
+        drafted = [name for word in drafting for name in parts_of(row, word, drafter=False)]
+        mtp = tuple(replace(made_part(name, 1, size), of="MTP layer") for name in drafted or row.get("mtp", ()))
         # Keys that change what is kept, and that nothing has read.
         known = {*used, *row.get("drop", ()), *str(row.get("list", "layer_types")).split()}
         for key, value in sorted(text.items()):
