@@ -73,9 +73,10 @@ DEEPSEEK41: Config = ROUTED | {
     "index_source_layer_ids": [2, 4, 5, 7], "candidate_source_layer_id": 5, "candidate_topk_blocks": 64,
     "candidate_block_size": 8, "sliding_window": 128, "hc_mult": 4, "hc_eps": 1e-6, "hc_sinkhorn_iters": 2,
     "swiglu_limit": 10.0, "compress_rope_theta": 160_000, "rms_norm_eps": 1e-6, "hidden_act": "silu",
-    "scoring_func": "sqrtsoftplus", "engram_layer_ids": [1], "engram_num_embeddings": [3000],
-    "engram_max_ngram_size": 2, "engram_vocab_size": 512, "engram_n_heads": 1, "engram_head_dim": 256,
-    "engram_pad_token_id": 2, "engram_compressed_vocab_size": 256, "model_type": "deepseek_v41_text",
+    "scoring_func": "sqrtsoftplus", "engram_layer_ids": [], "model_type": "deepseek_v41_text",
+    "rope_theta": 10_000, "rope_scaling": {
+        "rope_type": "yarn", "factor": 16, "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096,
+    },
 }  # fmt: skip
 MINIMAX3: Config = {
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128, "num_local_experts": 4,
@@ -188,7 +189,7 @@ SAMPLES: dict[str, tuple[Config, Config]] = {
     "glm5_next": (config("Glm5NextForCausalLM", "glm5_next_text", **GLM5), FP8),
     "glm5_next, as published": (
         config("Glm5NextForCausalLM", "glm5_next_text", **{
-            key: value for key, value in GLM5.items() if key not in ("linear_num_heads", "linear_head_dim")
+            key: value for key, value in GLM5.items() if not key.startswith("linear_")
         } | {
             "layer_types": (["linear_attention"] * 3 + ["deepseek_sparse_attention"]) * 2, "index_kpool": 4,
             "index_kpool_compress": True, "indexer_types": ["full"] * 8,
@@ -221,7 +222,8 @@ SAMPLES |= {
     if name in DRAFTED
 }
 SAMPLES["nemotron_h, MTP-3"] = (
-    SAMPLES["nemotron_h"][0] | {"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*"}, MTP
+    SAMPLES["nemotron_h"][0] | {"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*"},
+    MTP,
 )
 SAMPLES["minimax_m3, MTP-3"] = (
     SAMPLES["minimax_m3"][0] | {"text_config": SAMPLES["minimax_m3"][0]["text_config"] | {"num_mtp_modules": 1}},

@@ -27,6 +27,7 @@ def add(
     stack: Annotated[str | None, "stack of pins/stacks/ (default: spark, or the file's container's)"] = None,
     stage: Annotated[str | None, "stage of stages/ (default: base)"] = None,
     no_lock: Annotated[bool, "ask no Hub: parsers by name alone, vLLM's own sizes; `invoke up` locks"] = False,
+    replace: Annotated[bool, "take the place of a recipe of that name; pins and locks that are there stay"] = False,
     dry_run: DryRun = False,
 ) -> int:
     """Make a recipe of a model or a file; pin and lock it.
@@ -34,7 +35,7 @@ def add(
     invoke add hf:Qwen/Qwen3-8B
     invoke add their-recipe.yaml --name mine
     """
-    wanted = Wanted(what, name, model, drafter, nodes, stack, stage, locks=not no_lock)
+    wanted = Wanted(what, name, model, drafter, nodes, stack, stage, not no_lock, replace)
     with adding.add(paths, wanted) as added:
         recipe, adopted = added.recipe, added.made
         if dry_run:
@@ -42,7 +43,8 @@ def add(
         else:
             added.write(paths.project)
         new, found = added.new(), own_findings(added.paths.project, recipe)
-        lines = [*adopted.told, *(f"not mapped: {line}" for line in adopted.unmapped)]
+        # The file that a dry run shows has what was not mapped.
+        lines = [*adopted.told, *(f"not mapped: {line}" for line in adopted.unmapped if not dry_run)]
         lines += [*(f"not known: {line}" for line in adopted.unknown), *map(str, found)]
         trial = str(added.paths.project)
     show("\n".join(f"{'would write' if dry_run else 'wrote'} {file}" for file in new))

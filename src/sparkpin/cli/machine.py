@@ -124,9 +124,10 @@ def plan(
                 (*text.cache_lines(plan), "", *text.speed_lines(speed, plan.settings.ranks), "", *text.verdict(plan))
             )
         )
-    for finding in own_findings(paths.project, chosen):
-        if finding.severity != "note":  # what has broken for others with such memory, for one
-            say(str(finding))
+    # What has broken for others with such memory, for one.
+    broken = [str(finding) for finding in own_findings(paths.project, chosen) if finding.severity != "note"]
+    for line in broken and ["which does not count:", *broken]:
+        say(line)
     return int(exit_code and not plan.fits)
 
 

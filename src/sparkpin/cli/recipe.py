@@ -30,6 +30,7 @@ from sparkpin.releases.record import Releases
 
 LAUNCHER = "launcher"
 MISTAKES = 4  # exit code
+NEXT = re.compile(r"(?P<step>invoke (?:add .*|lock --model \S+))")  # what comes before all else
 
 FileOrName = Annotated[str, "file, or a name of recipes/", "FILE|NAME"]
 FileStack = Annotated[str | None, "of a file: stack of pins/stacks/ (default: its container's)"]
@@ -94,9 +95,9 @@ def subjects(what: Sequence[str]) -> list[str]:
     """Files and names; a folder means all recipes below it."""
     found: list[str] = []
     for word in what:
-        below = [str(file) for file in Path(word).rglob("*") if file.suffix in (".yaml", ".yml") and file.is_file()]
+        below = [str(file) for file in Path(word).rglob("*") if file.is_file() and foreign.is_recipe(file)]
         if Path(word).is_dir() and not below:
-            raise InputError(f"{word}: no recipe there", next_step="give files, or folders of *.yaml")
+            raise InputError(f"{word}: no recipe there", next_step="give files, or folders of *.yaml and scripts")
         found += sorted(below) or [word]
     return list(dict.fromkeys(found))
 
@@ -114,6 +115,7 @@ def report_check(checked: check.CheckedRecipe) -> None:
         step = f"correct {file}, then invoke recipe check {file}"
     else:
         counts = ["no errors", *counts]
+    step = next((first["step"] for one in checked.found if (first := NEXT.search(one.hint))), step)
     show(typed(printable(f"{', '.join(counts)}; next: {step}")))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated
@@ -25,11 +25,12 @@ from sparkpin.fetch.store import Store
 from sparkpin.host import machine, preflight
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.host.skopeo import AbsentError, Registry
-from sparkpin.pins import manifests
+from sparkpin.pins import manifests, schema
 from sparkpin.pins.nodes import nodes_of
 from sparkpin.pins.schema import UNRESOLVED
 from sparkpin.recipes.add import read_hub, recipe_name
 from sparkpin.recipes.adopt import Wanted
+from sparkpin.recipes.weights import weights_here
 from sparkpin.releases import current, quality_gate
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle_of
@@ -64,12 +65,12 @@ def up(
         if dry_run and not (paths.project / f"recipes/{recipe}.yaml").is_file():
             return
     place, asked = Registry.parse(from_, ca) if from_ else None, recipe or machine.default_recipe(paths.project, stack)
-    pin = manifests.model_of(paths.project, manifests.load_recipe(paths.project, asked))
-    for name in manifests.unlocked(paths.project, pin):
-        if dry_run:
-            show(f"not locked: {name}; a plan needs its headers, which `invoke up` fetches by itself")
-            show(f"next: invoke lock --model {name}")
-            return
+    chosen = manifests.load_recipe(paths.project, asked)
+    open_models = manifests.unlocked(paths.project, manifests.model_of(paths.project, chosen))
+    if dry_run and open_models:
+        announce_unlocked(paths, chosen, stage, stack, open_models)
+        return
+    for name in open_models:
         say(f"{name} is not locked yet: invoke lock --model {name}, which fetches headers and what steps take")
         lock_model(paths, name)
     plan, here = plan_of(paths, asked, stage, stack), machine.read_host()
@@ -119,14 +120,32 @@ def recipe_of(paths: Paths, model: str, recipe: str | None, stack: str | None, *
     return name
 
 
+def announce_unlocked(
+    paths: Paths, recipe: schema.Recipe, stage: str | None, stack: str | None, unlocked: Sequence[str]
+) -> None:
+    """What is known before the headers are: stages, and the disk that images and, by its size, the model take."""
+    chosen = manifests.load_stack(paths.project, stack or recipe.stack)
+    chain = manifests.load_chain(paths.project, stage or recipe.stage)
+    announce_stages(chosen, recipe, [(one, "to be built") for one in chain])
+    fetch, source = weights_here(paths.project, recipe.model)
+    for row in ModelNeeds((recipe.model,), fetch, 0).disk(paths, preflight.needs_for(chosen)):
+        show(f"Disk, with images{f' and the model, by {source}' if fetch else ''}: {row.text}.")
+    show(f"Not locked yet: {', '.join(unlocked)}. `invoke up` locks by itself, which fetches headers alone.")
+    show(f"next: invoke lock --model {unlocked[0]}")
+
+
+def announce_stages(stack: schema.Stack, recipe: schema.Recipe, stages: Iterable[tuple[schema.Stage, str]]) -> None:
+    show(f"Stack {stack.name}: {stack.description}.")
+    show(f"Recipe {recipe.name}: {recipe.description}.")
+    for stage, state in stages:
+        show(f"  {stage.name:8} {stage.description} ({state})")
+
+
 def announce(plan: BuildPlan, place: Registry | None) -> None:
     last, records, store = plan.pairings[-1], Releases(plan.paths), Store(plan.paths.store)
-    show(f"Stack {last.stack.name}: {last.stack.description}.")
-    show(f"Recipe {last.recipe.name}: {last.recipe.description}.")
-    for pairing in plan.pairings:
-        release = records.find(pairing.tag)
-        state = release.state_text if release else "to be built"
-        show(f"  {pairing.stage.name:8} {pairing.stage.description} ({state})")
+    releases = [(one.stage, records.find(one.tag)) for one in plan.pairings]
+    states = [(stage, release.state_text if release else "to be built") for stage, release in releases]
+    announce_stages(last.stack, last.recipe, states)
     if place:
         show(f"To be taken instead of built: what {place} has of it, signed by whom this machine trusts.")
     if absent := [file for file in last.stack_lock.files if not store.has(file)]:

@@ -107,7 +107,7 @@ class HubRepository(Source):
             with self.plain_errors():
                 return HfApi().model_info(self.repo, revision=self.revision, files_metadata=True, timeout=SILENCE)
 
-        info = patient(ask, f"the list of files of {self.name}")
+        info = patient(ask, "the list of files")  # errors name the repository
         rows = [Listed(row.rfilename, row.size or 0, row.lfs.sha256 if row.lfs else "") for row in info.siblings or []]
         licence = next((tag.partition(":")[2] for tag in info.tags or [] if tag.startswith("license:")), "")
         return Published(str(info.sha), rows, licence, bool(info.gated))

@@ -39,7 +39,7 @@ class Part:
     ratio: int = 1
     most: int = 0
     align: int = 1
-    stride: int = 1
+    kernel: int = 0
     block: int = 0
     window: int = 0
     inputs: int = 0
@@ -106,7 +106,7 @@ def read_architecture(text: Mapping[str, Any], *, drafter: bool = False) -> Arch
             return rule
         value = find(rule)
         if value is None and rule == "head_dim":
-            default = size("hidden_size") // max(1, size("num_attention_heads"))
+            default = row.get("head_dim") or size("hidden_size") // max(1, size("num_attention_heads"))
         value = default if value is None else value
         if type(value) is not int or value < 0:
             raise UnknownCacheError(f"config.json has no number {rule}")
@@ -126,6 +126,7 @@ def read_architecture(text: Mapping[str, Any], *, drafter: bool = False) -> Arch
         drafting = str(find(row.get("mtp_list", "")) or "")  # a letter for each layer
         drafted = [name for word in drafting for name in parts_of(row, word, drafter=False)]
         mtp = tuple(replace(made_part(name, 1, size), of="MTP layer") for name in drafted or row.get("mtp", ()))
+        block = size(row.get("block", 0))
         # Keys that change what is kept, and that nothing has read.
         known = {*used, *row.get("drop", ()), *str(row.get("list", "layer_types")).split()}
         for key, value in sorted(text.items()):
@@ -133,7 +134,7 @@ def read_architecture(text: Mapping[str, Any], *, drafter: bool = False) -> Arch
                 raise UnknownCacheError(f"config.json has {key}, which no rule for {text['model_type']} reads")
     except UnknownCacheError as error:
         return Architecture(unknown=str(error))
-    return Architecture(parts, mtp, row.get("block", 0), "packed" in row, ssm_dtype or row.get("ssm_default"))
+    return Architecture(parts, mtp, block, "packed" in row, ssm_dtype or row.get("ssm_default"))
 
 
 def made_part(name: str, layers: int, size: Callable[[Any], int]) -> Part:

@@ -132,7 +132,8 @@ def lay_out(geometry: Geometry, settings: Settings, cache_dtype: str | None = No
     ways = list(group(kinds, is_packed=geometry.kept.is_packed))
     width = max(group.width for group in ways)
     if geometry.kept.is_packed:  # blocks outermost: _get_kv_cache_bytes_per_block
-        stride = math.lcm(*(part.stride for part in own))
+        shares = [(part, math.gcd(part.kernel, block)) for part in own if part.kernel]
+        stride = math.lcm(*(tokens // part.ratio * part.record for part, tokens in shares if tokens != block))
         width = -(-width // stride) * stride
     return Cache(cache_dtype, tuple(sorted(kinds, key=lambda one: one.part is not main)), tuple(ways), width)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.core import files
-from sparkpin.core.errors import CheckpointError, InputError, ManifestError, SparkpinError
+from sparkpin.core.errors import CheckpointError, InputError, ManifestError, NetworkError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import printable
 from sparkpin.fetch.hub import HubRepository
@@ -35,6 +35,7 @@ PREFIX = "hf:"
 HUB = re.compile(rf"{PREFIX}({REPO.pattern})(?:@([\w./-]+))?", re.ASCII)
 PAGE = re.compile(rf"(?:https?://huggingface\.co/)?({REPO.pattern})", re.ASCII)  # what people type for it
 COMMIT = re.compile(r"[0-9a-f]{40}")
+COMMON = re.compile(r"(?:recipe|run|start|serve|launch|vllm|(?:docker-)?compose)\b", re.IGNORECASE)  # names of files
 VECTORS = "modules.json"  # the file of sentence-transformers, whose architectures may also be those of a chat model
 PLACES = ("", "pins", "pins/models", "recipes")
 Entry = schema.PinnedRepository | schema.RepositoryLock
@@ -44,11 +45,14 @@ DRAFTED, FLOOR = 3, 0.1
 LONGEST = 150  # letters of a name: tags and containers have longer ones, of at most 255, made of it
 
 
-def recipe_name(wanted: Wanted) -> str:
-    """Of the recipe that it comes to. InputError for one that is too long for a file."""
-    is_model = wanted.what.startswith(PREFIX)
-    default = read_hub(wanted.what)[0].rpartition("/")[2] if is_model else Path(wanted.what).stem
-    name = plain_name(wanted.name or default)
+def recipe_name(wanted: Wanted, model: str = "") -> str:
+    """Of the recipe that it comes to: that of the file, but of the `model` for one that is called as any is. InputError
+    for one that is too long for a file."""
+    if wanted.what.startswith(PREFIX):
+        model = read_hub(wanted.what)[0]
+    elif not COMMON.match(Path(wanted.what).name):
+        model = Path(wanted.what).stem
+    name = plain_name(wanted.name or model.rstrip("/").rpartition("/")[2])
     if len(name) > LONGEST:
         raise InputError(f"--name: got {len(name)} letters, expected at most {LONGEST}", next_step="--name SHORTER")
     return name
@@ -69,7 +73,7 @@ def add(paths: Paths, wanted: Wanted) -> Iterator[Adding]:
     Raises InputError for a name that is taken and a model that cannot be served, ManifestError for a file that cannot,
     and what `lock_model` raises.
     """
-    is_model, target = wanted.what.startswith(PREFIX), paths.project / f"recipes/{recipe_name(wanted)}.yaml"
+    is_model = wanted.what.startswith(PREFIX)
     if wanted.nodes is not None and wanted.nodes < 1:
         raise InputError(f"--nodes: got {wanted.nodes}, expected 1 or more", next_step="--nodes 2")
     if not is_model and not Path(wanted.what).exists() and (meant := PAGE.fullmatch(wanted.what)):
@@ -79,14 +83,15 @@ def add(paths: Paths, wanted: Wanted) -> Iterator[Adding]:
     read = line_of(repo) if is_model else foreign.load(Path(wanted.what))
     if repo and not REPO.fullmatch(read.model):
         read = read.model_copy(update={"model": repo})
+    target = paths.project / f"recipes/{recipe_name(wanted, read.model)}.yaml"
     made = adopt(paths.project, read, target.stem, replace(wanted, drafter=second))
     if wanted.model not in ("", made.value["model"]):
         said = f"--model {wanted.model}: {wanted.what} serves {made.value['model']}"
         raise InputError(said, next_step="leave --model out")
     recipe = parse(schema.Recipe, made.value, target)  # before anything is fetched
     with trial_of(paths) as trial:
-        if target.exists():  # asked where no other `add` runs
-            raise InputError(f"{target} is there already", next_step="give the new one another name: --name NAME")
+        if target.exists() and not wanted.replaces:  # asked where no other `add` runs
+            raise InputError(f"{target} is there already", next_step="--name NAME of the new one, or --replace")
         adding = Adding(trial, wanted.locks, made, recipe)
         adding.pin_model(revision, made.model_revision)
         if recipe.drafter:
@@ -119,6 +124,8 @@ def trial_of(paths: Paths) -> Iterator[Paths]:
         try:
             yield replace(paths, project=folder)
         except SparkpinError as error:
+            if isinstance(error, NetworkError):
+                error.next_step += "; --no-lock asks no Hub"
             told = (part.replace(str(folder), str(paths.project)) for part in (error.message, error.next_step))
             error.message, error.next_step = told
             raise

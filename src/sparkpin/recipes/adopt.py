@@ -63,7 +63,8 @@ class Wanted:
     """What a person asks for, some of it in the place of what a file says.
 
     what: `hf:OWNER/NAME[@REV]`, or a file; name: of the recipe; model: the repository, where a file serves a folder;
-    drafter: a repository as in `what`; nodes: machines; locks: whether a Hub is asked.
+    drafter: a repository as in `what`; nodes: machines; locks: whether a Hub is asked; replaces: a recipe of that
+    name.
     """
 
     what: str = ""
@@ -74,6 +75,7 @@ class Wanted:
     stack: str | None = None
     stage: str | None = None
     locks: bool = True
+    replaces: bool = False
 
 
 def adopt(project: Path, recipe: CommunityRecipe, name: str, wanted: Wanted = Wanted()) -> Adopted:

@@ -149,6 +149,10 @@ def own_findings(project: Path, recipe: schema.Recipe) -> list[RecipeFinding]:
             if pin.drafter and pin.drafter.drafts:
                 plan = speculation(vllm_command.own_argv(recipe))
                 found += [of_error(fault, own=own) for fault in method_faults(plan, pin.drafter.drafts, recipe.file)]
+            for folder in [one.folder for one in pin.repositories.values() if one.folder]:
+                if not (project / folder).is_dir():
+                    text, hint = f"{folder}: nobody has made this folder yet", f"pins/models/{pin.name}.yaml says how"
+                    found.append(RecipeFinding("warning", "model", text, hint))
             if not pin.is_made:
                 manifests.load_model_lock(project, pin)
         found += findings(planned(project, recipe, stack, chain))

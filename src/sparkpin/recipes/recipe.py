@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from sparkpin.core.errors import WHOLE, InputError, ManifestError, clipped
 from sparkpin.core.terminal import printable
 from sparkpin.pins.reading import YAML_LIMIT, load_yaml, parse, require_size
-from sparkpin.recipes.shell import FACTS, shown
+from sparkpin.recipes.shell import FACTS, START, shown
 from sparkpin.recipes.sources import launch_of
 
 NEEDED: Mapping[str, list[str]] = {"1": FACTS["v1_needed"], "2": ["model"]}
@@ -152,6 +152,13 @@ class Tolerant(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[m
                 self.repeated[key.value] = key.start_mark.line + 1
             known.add(str(key.value))
         return super().construct_mapping(node, deep)
+
+
+def is_recipe(path: Path) -> bool:
+    """Whether a file of a folder is to be checked: YAML, or a script that starts a server."""
+    if path.suffix == ".sh" and path.stat().st_size <= YAML_LIMIT:
+        return bool(START.search(path.read_text(encoding="utf-8", errors="replace")))
+    return path.suffix in (".yaml", ".yml")
 
 
 def load(path: Path) -> CommunityRecipe:

@@ -198,7 +198,8 @@ def of_value(served: PlannedServer, name: str, value: str) -> Iterator[RecipeFin
         text = f"{name} {value}: not among what vLLM {served.parser.wanted} has"
         yield unknown(text, nearest(value, known) or few)
     if lacks_file(name, value, served.model, template_names(served.project, served.mods)):
-        hint = "leave the flag out" + (": the model's repository has a template of its own" if name == TEMPLATE else "")
+        own = ": the model's repository has a template of its own" if name == TEMPLATE else " with its parser"
+        hint = f"leave the flag out, as `invoke add` does{own}"
         yield error(f"{name} {value}: nothing of this project brings that file to the server", hint)
 
 
@@ -331,6 +332,9 @@ def of_weights(served: PlannedServer) -> Iterator[RecipeFinding]:
     size, source = weights_here(served.project, served.model)
     if not size or served.value("--quantization") in FACTS["quantised_while_loading"]:  # to fewer bytes than are known
         size, source = weights_by_name(served), "its name"
+    if not size:
+        text = "nobody here knows how large it is: not its lock, nor pins/shapes, nor its name"
+        yield RecipeFinding("note", "model", text, "invoke plan tells it once it is locked")
     if size > SPARK_TOTAL * (machines := nodes_of(served.argv)):
         text = f"{served.model}: its weights are about {size / 1e9:.0f} GB (by {source})"
         text += f", and {count(machines, 'machine')} of 128 GB cannot hold them"

@@ -25,7 +25,8 @@ def copy(tmp_path: Path) -> CheckoutHere:
     for path in (made.folder / "pins/shapes").glob("*/*.json"):
         value = json.loads(path.read_text())
         if "expert" in value["numbers"]:
-            value["numbers"]["expert"] = value["config"]["text_config"]["num_experts"] = 2
+            text = value["config"]["text_config"]
+            text["num_experts" if "num_experts" in text else "n_routed_experts"] = value["numbers"]["expert"] = 2
         path.write_text(json.dumps(value))
     return made
 
@@ -103,7 +104,8 @@ def test_the_lock_is_the_next_step(copy: CheckoutHere, line: tuple[str, ...]) ->
 
 
 def test_a_dry_run_of_up_locks_nothing_and_doctor_says_that_no_server_can_run(copy: CheckoutHere) -> None:
-    assert f"lock --model {MODEL}" in copy.done("up", *LARGE, "--dry-run")
+    told = copy.done("up", *LARGE, "--dry-run")
+    assert f"lock --model {MODEL}" in told and "  hybrid " in told and "Disk, with images and the model" in told
     assert not (copy.folder / f"pins/models/{MODEL}.lock").exists()
     found = {row["name"]: row for row in json.loads(copy.invoke("doctor", *LARGE, "--json").stdout)["findings"]}
     assert "disk space" in found and found["server"]["state"] == "advice"

@@ -126,6 +126,10 @@ def test_a_public_model_becomes_a_recipe_with_pin_and_lock(site: Site, repo: str
 def test_without_a_hub_the_share_of_the_memory_is_set(site: Site) -> None:
     assert not site.add("hf:Qwen/Qwen3-8B", no_lock=True)
     assert flag(site.recipe("qwen3-8b"), SHARE) == str(MOST)
+    with site.unchanged(), pytest.raises(InputError) as caught:
+        site.add("hf:Qwen/Qwen3-8B", no_lock=True)
+    assert "--replace" in caught.value.next_step
+    assert not site.add("hf:Qwen/Qwen3-8B", no_lock=True, replace=True)
 
 
 def test_a_model_that_does_not_fit_is_refused(site: Site) -> None:

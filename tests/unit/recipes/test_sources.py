@@ -206,13 +206,14 @@ def test_what_a_line_of_the_command_names_wrongly(paths: Paths, tmp_path: Path) 
         lambda: tasks.recipe_check(paths, [str(file)], stack="nosuch"),
         lambda: add.add(paths, str(file), no_lock=True, model="c/d"),
         lambda: add.add(paths, str(folder), no_lock=True),
-        lambda: tasks.recipe_check(paths, [str(folder)]),  # no recipe is in it
+        lambda: tasks.recipe_check(paths, [str(folder / "folder.yaml")]),  # no recipe is in it
     ):
         with pytest.raises(InputError) as caught:
             wrong()
         assert "no such file" not in str(caught.value)
     (folder / "r.yaml").write_text("model: a/b\ncommand: vllm serve {model}\n")
-    assert tasks.subjects([str(folder)]) == [str(folder / "r.yaml")]
+    (folder / "other.sh").write_text("echo vllm\n")
+    assert tasks.subjects([str(folder)]) == [str(folder / "r.yaml"), str(file)]
     with pytest.raises(InputError):
         add.add(paths, str(folder / "r.yaml"), no_lock=True, model="c/d")
     assert not add.add(paths, str(file), no_lock=True, model="a/b")
@@ -261,7 +262,8 @@ def test_a_folder_is_served_and_its_repository_is_named(paths: Paths, tmp_path: 
         add.add(paths, str(file), no_lock=True)
     assert "--model" in caught.value.next_step
     assert not add.add(paths, str(file), no_lock=True, model="a/b")
-    assert manifests.load_recipe(paths.project, "run").model == "a/b"
+    assert manifests.load_recipe(paths.project, "b").model == "a/b", "a name that any file has is none"
+    assert "nobody here knows how large" in "".join(map(str, check.check(paths.project, "b").found))
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.33.0"])
@@ -300,7 +302,7 @@ if CASES.is_dir():  # a clone alone has none of them
             ("models/01-qwen3.8-27b-docker-run/run.sh", []),
             ("models/02-coder-next-docker-run/run.sh", ["--model"]),
             ("models/05-glm-5.3-flash-exl3/recipe.yaml", ["--chat-template", "--quantization exl3"]),
-            ("models/06-flash-next-table-on-disk/recipe.yaml", ["VLLM_PLE_MMAP", "126 GB"]),
+            ("models/06-flash-next-table-on-disk/recipe.yaml", ["VLLM_PLE_MMAP", "126 GB", "weights"]),
             ("models/08-export-path/recipe.yaml", ["--max-num-partial-prefills"]),
             ("models/09-wrong-tool-parser/recipe.yaml", []),
         ],
