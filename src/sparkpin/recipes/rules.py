@@ -333,8 +333,8 @@ def of_weights(served: PlannedServer) -> Iterator[RecipeFinding]:
     if not size or served.value("--quantization") in FACTS["quantised_while_loading"]:  # to fewer bytes than are known
         size, source = weights_by_name(served), "its name"
     if not size:
-        text = "nobody here knows how large it is: not its lock, nor pins/shapes, nor its name"
-        yield RecipeFinding("note", "model", text, "invoke plan tells it once it is locked")
+        text = "its size is unknown: neither a lock, nor pins/shapes, nor its name has it"
+        yield RecipeFinding("note", "model", text, "invoke plan prints it once it is locked")
     if size > SPARK_TOTAL * (machines := nodes_of(served.argv)):
         text = f"{served.model}: its weights are about {size / 1e9:.0f} GB (by {source})"
         text += f", and {count(machines, 'machine')} of 128 GB cannot hold them"
