@@ -74,7 +74,7 @@ def pair(
                 made.append(launch.create(engine, f"{name}-{rank}", wanted, volume=None))
                 launch.keep_up(made[rank], wanted)  # before its start: it puts the files anew, which a start would miss
             engine.client.networks.get("none").disconnect(made[rank])
-            network.connect(made[rank], ipv4_address=place.own)
+            network.connect(made[rank], ipv4_address=place.address)
             made[rank].start()
         yield Pair(made)
     finally:

@@ -30,7 +30,7 @@ from sparkpin.releases.record import Releases
 
 LAUNCHER = "launcher"
 MISTAKES = 4  # exit code
-NEXT = re.compile(r"(?P<step>invoke (?:add .*|lock --model \S+))")  # what comes before all else
+NEXT = re.compile(r"(?P<step>invoke (?:add [^,;(]*|lock --model [\w./-]+))")  # what comes before all else
 
 FileOrName = Annotated[str, "file, or a name of recipes/", "FILE|NAME"]
 FileStack = Annotated[str | None, "of a file: stack of pins/stacks/ (default: its container's)"]

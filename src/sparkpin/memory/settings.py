@@ -96,6 +96,7 @@ def read_settings(
     rows = draft_rows(other, geometry, cuda=cuda)
     if drafts.get("draft_layers") and "draft-vocabulary" in mods:
         drafts |= rows
+    kinds = types(flags, geometry, cuda=cuda, wide_state=wide_state)  # before `unread`: it reads flags
     caching = flags.on("--enable-prefix-caching", default=True)
     # FlashInfer's kernel, which is taken on SM12x with CUDA 13 and heads of 128: vLLM 0.33,
     # model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py. Read there, not run.
@@ -126,7 +127,7 @@ def read_settings(
         longer=env.get(LONG, "").strip().lower() in ("1", "true"),
         unread=(*flags.unread(), *([f"{ADDITIONAL} {json.dumps(other)}"] if other else ())),
         **drafts,
-        **types(flags, geometry, cuda=cuda, wide_state=wide_state),
+        **kinds,
     )
 
 

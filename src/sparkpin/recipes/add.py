@@ -125,7 +125,7 @@ def trial_of(paths: Paths) -> Iterator[Paths]:
             yield replace(paths, project=folder)
         except SparkpinError as error:
             if isinstance(error, NetworkError):
-                error.next_step += "; --no-lock asks no Hub"
+                error.next_step += "; `invoke add ... --no-lock` asks no Hub"
             told = (part.replace(str(folder), str(paths.project)) for part in (error.message, error.next_step))
             error.message, error.next_step = told
             raise

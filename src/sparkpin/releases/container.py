@@ -246,6 +246,7 @@ def server_settings(
     settings = apart(options(release, checkpoint, cache=cache_volume(engine, release), **limits))
     if compilers is not None:
         settings["environment"].setdefault("MAX_JOBS", str(compilers))
+    settings["environment"].pop("VLLM_API_KEY", None)  # the proxy, which has the key, sends none on
     settings["environment"]["FORWARDED_ALLOW_IPS"] = "*"  # the proxy's word tells clients from health checks
     argv = set_flag(drop_flags(release.argv, *DROPPED), "--uds", socket)
     if node is None:

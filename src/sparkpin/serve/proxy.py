@@ -136,7 +136,7 @@ def hold_for(release: Release, checkpoint: Path, drain: float = 0) -> int:
     """Seconds that a request waits for a server of a release where nobody says how long. drain: seconds that the server
     before it may take to end.
 
-    Three times what its smoke test took to start, which was on this machine with its disk, loader and compilers; a plan
+    Three times what its smoke test took to start, mostly on this machine with its disk, loader and compilers; a plan
     knows bytes alone. But never less than five minutes and weights of a disk whose cache was lost: the smoke test may
     have found them in memory, or a server that ran already, and the machine may have other work by now.
     """

@@ -83,10 +83,10 @@ def current(
     with records.locked(name):
         records.point(records.get(release.tag))
 
-    def smoke(self: Candidate, made: Release, *, keep: bool) -> str:
+    def smoke(self: Candidate, made: Release, *, record: bool) -> str:
         looked.append(made.tag)
         said = look(made)
-        if keep:
+        if record:
             Releases(self.paths).smoked(made.tag, good)
         return said
 
@@ -152,7 +152,7 @@ def test_a_current_release_that_is_damaged_is_no_verdict(
     paths, name = current
     make_wheel(index.folder, "alpha", "1.1")
 
-    def damaged(self: Candidate, made: Release, *, keep: bool) -> str:
+    def damaged(self: Candidate, made: Release, *, record: bool) -> str:
         record_file(paths, records_of(paths, self.current)[-1]).unlink()
         raise SmokeError("something was changed while it was measured")
 

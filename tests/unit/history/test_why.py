@@ -23,12 +23,12 @@ def file(path: str, owner: str = "") -> PathEntry:
 LISTINGS: dict[str, Contents] = {  # by layer
     "root file system": (
         PathEntry("bin", "symlink", 0o777, 0, 0, 0, link="usr/bin"),
-        *(file("usr/bin/bash", "deb:bash"), file("usr/bin/awk"), file("etc/gone"), file("etc/odd\udcff")),
+        *(file("usr/bin/bash", "deb:bash"), file("usr/bin/awk"), file("etc/gone"), file("var/odd\udcff")),
     ),
     "torch": (file(TORCH, "wheel:torch"), file("opt/vllm/pyvenv.cfg")),
     "hybrid-int4-fp8": (
         PathEntry("etc/gone", "whiteout", 0, 0, 0, 0),
-        *(file("opt/vllm/pyvenv.cfg"), file(MOD, "wheel:sparkpin-hybrid-int4-fp8")),
+        *(file("opt/vllm/pyvenv.cfg"), file(MOD, "wheel:hybrid")),
     ),
 }
 
@@ -91,5 +91,5 @@ def test_what_a_terminal_would_obey_is_escaped(sample: Sample) -> None:
     assert record.rootfs
     debs = [deb.model_copy(update={"version": "1\x1b[2J"}) for deb in record.rootfs.debs]
     write_record(sample.paths, record.model_copy(update={"rootfs": record.rootfs.model_copy(update={"debs": debs})}))
-    for path in ("/usr/bin/bash", "/etc/odd\udcff"):
+    for path in ("/usr/bin/bash", "/var/odd\udcff"):
         assert all(line.isprintable() for line in origin_lines(find_origin(sample.paths, sample.release.tag, path)))

@@ -353,13 +353,12 @@ if CASES.is_dir():  # a clone alone has none of them
 
     def test_case_4_has_no_error_of_b12x_where_the_stack_has_it(paths: Paths) -> None:
         file, lock = str(CASES / "04-glm-5.3-flash-b12x/recipe.yaml"), paths.project / "pins/stacks/spark.lock"
-        assert "the stack's lock has no b12x" in str(check.check(paths.project, file).errors)
-        value = json.loads(lock.read_text())
-        wheel = {"name": "b12x", "version": "1.5.1", "file": "b12x-1.5.1-py3-none-any.whl"}
-        lock.write_text(json.dumps(value | {"wheels": [*value["wheels"], value["wheels"][0] | wheel]}))
         found = check.check(paths.project, file).found
         assert "b12x" not in str([one for one in found if one.severity == "error"])
         assert "no family" not in str(found)
+        value = json.loads(lock.read_text())
+        lock.write_text(json.dumps(value | {"wheels": [one for one in value["wheels"] if one["name"] != "b12x"]}))
+        assert "the stack's lock has no b12x" in str(check.check(paths.project, file).errors)
 
     @pytest.mark.parametrize(
         ("name", "options", "expected"),
