@@ -107,11 +107,10 @@ class ProxyOrder:
     @property
     def settings(self) -> dict[str, Any]:
         """Keyword arguments of the SDK's `containers.create`, as JSON takes them."""
-        own = self.box
-        return own | {
+        return self.box | {
             "network": running.NETWORK,
             "ports": {f"{PORT}/tcp": (self.address.host, self.address.port)},
-            "mounts": [*own["mounts"], Mount(target=SOCKETS, source=self.name, type="volume", read_only=True)],
+            "mounts": [*self.box["mounts"], Mount(target=SOCKETS, source=self.name, type="volume", read_only=True)],
             "restart_policy": {"Name": "on-failure"},
         }
 
