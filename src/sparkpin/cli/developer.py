@@ -13,6 +13,7 @@ from typing import Annotated
 
 from sparkpin.build.record import RenderedImage
 from sparkpin.build.render import render_chain
+from sparkpin.cli.line import fail
 from sparkpin.cli.tasks import task
 from sparkpin.core.errors import HostError, InputError
 from sparkpin.core.paths import project_folder
@@ -61,7 +62,12 @@ def check() -> int:
         [*PYTHON, "mypy"],
         [Path(sys.executable).with_name("shellcheck"), "install.sh", ".ci/run", *scripts],
     ]
-    return max(*run_all(commands), lint(project), prose(project), site(project))
+    codes = [*run_all(commands), lint(project), prose(project)]
+    try:
+        codes.append(site(project))
+    except HostError as error:
+        codes.append(fail(f"error: {error}", error.exit_code))
+    return max(codes)
 
 
 def run_all(commands: Sequence[Sequence[str | Path]]) -> list[int]:

@@ -8,7 +8,7 @@ import pytest
 from places import PROJECT
 
 from sparkpin.cli import developer
-from sparkpin.core.errors import InputError
+from sparkpin.core.errors import HostError, InputError
 
 UNIT, REAL = {"tests/unit"}, {"tests/engine", "tests/e2e", "tests/adversary"}
 
@@ -35,3 +35,17 @@ def test_each_part_has_its_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == UNIT | REAL
     with pytest.raises(InputError):
         developer.test(fast=True, all=True)
+
+
+@pytest.mark.parametrize(("codes", "expected"), [([0, 1], 3), ([0, 4], 4)])
+def test_without_mkdocs_the_other_checks_still_count(
+    codes: list[int], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(_: Path) -> int:
+        raise HostError("no mkdocs")
+
+    monkeypatch.setattr(developer, "site", missing)
+    monkeypatch.setattr(developer, "run_all", lambda _: codes)
+    for other in ("lint", "prose"):
+        monkeypatch.setattr(developer, other, lambda _: 0)
+    assert developer.check() == expected

@@ -82,6 +82,7 @@ def test_a_lost_state_is_found_and_its_session_shows_it_again(fault: str, tmp_pa
     sent = json.loads(path.read_text())
     assert len(sent["steps"]) == found.finding.requests > 1 and sent["difference"] == found.finding.distance
     assert sent["seed"] == 1 and sent["answers"][0] != sent["answers"][1] and not sent["at_once"]
+    assert all(sent["answers"]), "one without numbers is kept as one token that no vocabulary has"
     steps = [Step(**step) for step in sent["steps"]]
     with toy.client() as client, ToyEndpoint().client() as sound:
         far, near = (run.sent_again(meet(one), steps, run.WARM) for one in (client, sound))
@@ -214,6 +215,61 @@ def test_a_server_that_takes_text_alone_is_asked_in_text(tmp_path: Path) -> None
 def test_what_tells_nothing_is_said_to_tell_nothing(toy: ToyEndpoint, says: str, tmp_path: Path) -> None:
     found = proved(toy, tmp_path)
     assert found.verdict == "cannot tell" and says in found.line, found.line
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(True, "cannot tell"), (False, "nothing found")])
+def test_only_prompts_of_text_may_share_a_little(tokens: bool, expected: str, tmp_path: Path) -> None:
+    class Shared(ToyEndpoint):
+        """A token of each prompt is in the cache."""
+
+        def complete(self, ids: list[int], body: dict[str, Any]) -> httpx.Response:
+            self.hits += 1
+            return super().complete(ids, body)
+
+    found = proved(Shared(tokens=tokens, noise=0.001), tmp_path)
+    assert found.verdict == expected and found.ways[0].hits, found.line
+
+
+def test_texts_that_become_other_tokens_are_no_distance_of_0(tmp_path: Path) -> None:
+    class Merged(ToyEndpoint):
+        """A prompt that ends with an answer has a token less."""
+
+        def complete(self, ids: list[int], body: dict[str, Any]) -> httpx.Response:
+            reply = super().complete(ids, body)
+            if body["max_tokens"] > 1:
+                return reply
+            value = json.loads(reply.read())
+            value["usage"]["prompt_tokens"] -= 1
+            return answered(200, json=value)
+
+    found = proved(Merged(tokens=False, metrics=False, noise=0.001), tmp_path)
+    ways = {one.name: one for one in found.ways}
+    assert found.verdict == "nothing found" and not ways[READ.name].distances and ways["warm"].distances, found.line
+    assert any("read: 0 of 3 " in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("status", "says"), [(401, False), (403, False), (429, False), (503, False), (0, False), (422, True), (404, True)]
+)
+def test_only_a_request_that_is_refused_is_asked_in_text(status: int, says: bool) -> None:
+    class Refusing(ToyEndpoint):
+        def answer(self, request: httpx.Request) -> httpx.Response:
+            if request.url.path == "/tokenize":
+                return answered(200, json={"tokens": [1, 2, 3]})
+            if request.url.path == "/v1/completions" and not isinstance(json.loads(request.content)["prompt"], str):
+                if not status:
+                    raise httpx.ReadError("broken link")
+                return answered(status, json={"error": "tokens: first reason"})
+            return super().answer(request)
+
+    toy = Refusing(tokens=False)
+    if says:
+        met = meet(toy.client())
+        assert not met.ids and "first reason" in met.notes[-1]
+        toy.fault = "mute"
+    with pytest.raises((Wrong, Fault)) as caught:
+        meet(toy.client())
+    assert ("first reason" if status else "broken link") in str(caught.value)
 
 
 def test_a_line_says_of_the_cache_only_what_is_told(tmp_path: Path) -> None:

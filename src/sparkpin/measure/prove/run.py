@@ -47,6 +47,7 @@ LEAST_BLOCK = 8  # tokens, where nobody tells how many a block has
 NO_NUMBERS = "Out of range float values"
 NO_VLLM = "asked in text: digits before each prompt add to the noise, and drafts and the cache's size are not known"
 NO_TOKEN = 2**31 - 1  # an id that no vocabulary has
+REFUSED = (400, 404, 422)  # of a request that the server does not know
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ class Endpoint:
         except Wrong as wrong:
             if NO_NUMBERS not in str(wrong):
                 raise
-            return Said(rows_of([(NO_TOKEN, {NO_TOKEN: 0.0})]))
+            return Said(rows_of([(NO_TOKEN, {NO_TOKEN: 0.0})]), [NO_TOKEN])
 
     def rendered(self, messages: Sequence[Message]) -> Prompt:
         """By the server's own template; by none where that refuses a conversation that begins so, or is not known."""
@@ -199,19 +200,24 @@ def meet(client: Client, model: str = "") -> Endpoint:
     if met.caching is False:
         met.block = met.capacity = None
         met.notes.append("prefix caching is off, as /metrics says: no fault of a cache can be found")
+    whys = list[str]()
     for ids, top in product((True, False), (TOP, FEW)):
         met.ids, met.top = ids, top
         try:
             answer = met.ask(probe := met.rendered(PROBE), tokens=8)
             require(len(answer.rows) > 0, "an empty answer")
         except Wrong as wrong:
-            why = wrong
-            continue
+            whys.append(str(wrong))
+            if (status := client.exchanges[-1].status) in REFUSED:
+                continue
+            if status == 200:
+                break
+            raise
         if not ids:
             met.wide = (answer.prompt or len(probe)) / len(probe)
-            met.notes.append(NO_VLLM)
+            met.notes.append(f"{NO_VLLM}; tokens were refused: {whys[0]}")
         return met
-    raise Wrong(f"prove needs /v1/completions with log-probabilities: {why}")
+    raise Wrong(f"prove needs /v1/completions with log-probabilities: {'; '.join(dict.fromkeys(whys))}")
 
 
 def new_salt() -> str:
@@ -338,10 +344,11 @@ class Proof:
                 seen.said.setdefault(step.key, []).append(answer)
 
     def distances(self, way: Way) -> list[tuple[int, float]]:
-        """Key and distance of each answer of a way, from the cold one."""
+        """Key and distance of each answer of a way, from the cold one; of those that can be compared."""
         answers = self.done[way.name].said.items() if way.name in self.done else ()
         if way is READ:
-            return [(key, read_distance(self.cold[key], READ_AT, each)) for key, each in answers]
+            read = [(key, read_distance(self.cold[key], READ_AT, each)) for key, each in answers]
+            return [(key, far) for key, far in read if far is not None]
         return [(key, distance(self.cold[key].rows, each[-1].rows)) for key, each in answers]
 
 
@@ -360,33 +367,35 @@ def reading(prompt: Prompt, answer: Said, places: Sequence[int], key: int = 0) -
     return [Step([*prompt, *answer.parts[:place]], new_salt(), key, 1) for place in known]
 
 
-def read_distance(decoded: Said, places: Sequence[int], read: Sequence[Said | None]) -> float:
+def read_distance(decoded: Said, places: Sequence[int], read: Sequence[Said | None]) -> float | None:
     """Between an answer's tokens as they were decoded and as `reading` reads them, as a root mean square. Texts that
-    became other tokens are left out."""
+    became other tokens are left out; None where nothing is left."""
     both = zip([place for place in places if place < len(decoded.rows)], read, strict=True)
     far = [distance(decoded.rows[place : place + 1], said.rows) for place, said in both
            if said and len(said.rows) and said.prompt in (0, decoded.prompt + place)]  # fmt: skip
-    return math.hypot(*far) / math.sqrt(max(len(far), 1))
+    return math.hypot(*far) / math.sqrt(len(far)) if far else None
 
 
 def sent_again(met: Endpoint, steps: Sequence[Step], way: Way) -> float:
-    """How far the answer to the last step is from the same prompt cold, in nats, when all is sent with new salts."""
+    """How far the answer to the last step is from the same prompt cold, in nats, when all is sent with new salts. 0
+    where that cannot be compared, which shows nothing."""
     new = dict[str, str]()
     again = [replace(step, salt=new.setdefault(step.salt, new_salt())) for step in steps]
     answer, prompt = met.send(again, at_once=way is CONCURRENT)[-1], again[-1].prompt
     assert answer, "the last is never broken off"
     if way is READ:
-        return read_distance(answer, READ_AT, met.send(reading(prompt, answer, READ_AT)))
+        return read_distance(answer, READ_AT, met.send(reading(prompt, answer, READ_AT))) or 0.0
     return distance(met.ask(prompt).rows, answer.rows)
 
 
 def noise_of(met: Endpoint, prompts: Sequence[Prompt], way: Way) -> list[float]:
     """How far rounding alone takes answers to such prompts, in nats: cold, alone and at once. What is found at once is
     compared with asking alone twice; what was decoded, with the second token of an answer, before which no draft was
-    refused."""
+    refused. Of those that can be compared."""
     alone = [met.ask(prompt) for prompt in prompts]
     if way is READ:
         read = [met.send(reading(prompt, answer, (1,))) for prompt, answer in zip(prompts, alone, strict=True)]
-        return [read_distance(answer, (1,), each) for answer, each in zip(alone, read, strict=True)]
+        found = [read_distance(answer, (1,), each) for answer, each in zip(alone, read, strict=True)]
+        return [far for far in found if far is not None]
     others = met.send([Step(prompt, new_salt()) for prompt in prompts], at_once=way is not CONCURRENT)
     return [distance(one.rows, other.rows) for one, other in zip(alone, others, strict=True) if other]

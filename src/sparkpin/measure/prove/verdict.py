@@ -29,6 +29,7 @@ from sparkpin.smoke.answers import Wrong
 from sparkpin.smoke.client import Fault
 
 TRIES, SHOWN, NOISE = 16, 5, 63
+MOST_NOISE = 4 * NOISE  # are asked for, where not all can be compared
 assert len(TRIED) * false_alarm(SHOWN, TRIES, NOISE) <= FALSE_ALARMS
 LEAST = 0.05  # nats: smaller differences are never told. Hits of a sound server are a few hundredths off
 MOVED = 0.1  # nats: other text has to move the answers so much, or the model is blind to its context
@@ -106,8 +107,15 @@ def shows(proof: Proof, one: Beyond) -> Finding | None:
     steps, shown, tries = steps_to(proof, one), 0, 0
     say(f"{one.name}: {one.distance:.2g} nats; asking with other words")
     with waiting(one.name):
-        like = [with_other_words([steps[-1].prompt], seed)[0] for seed in range(TRIES, TRIES + NOISE)]
-        bound = max([one.least, *run.noise_of(proof.met, like, one.way)])
+        noise = list[float]()
+        for first in range(TRIES, TRIES + MOST_NOISE, NOISE):
+            if len(noise) < NOISE:  # some texts became other tokens
+                like = [with_other_words([steps[-1].prompt], seed)[0] for seed in range(first, first + NOISE)]
+                noise += run.noise_of(proof.met, like, one.way)
+        if len(noise) < NOISE:
+            proof.met.notes.append(f"{one.name}: {len(noise)} of {MOST_NOISE} readings of its noise could be compared")
+            return None
+        bound = max(one.least, *noise)
         while shown < SHOWN and tries - shown <= TRIES - SHOWN:
             words = with_other_words([step.prompt for step in steps], tries)
             again = [replace(step, prompt=prompt) for step, prompt in zip(steps, words, strict=True)]
@@ -132,7 +140,7 @@ def write_session(proof: Proof, one: Beyond, path: Path) -> None:
         "at_once": one.way is CONCURRENT,
         "read": one.way is READ,
         "steps": [asdict(step) for step in steps_to(proof, one)],
-        "answers": [list(zip(a.parts, a.rows.chosen.tolist(), strict=False)) for a in told],
+        "answers": [list(zip(a.parts, a.rows.chosen.tolist(), strict=True)) for a in told],
     }
     files.write_json(path, session)
 
@@ -154,7 +162,8 @@ def unproven(proof: Proof, found: Bounds) -> str:
         return f"not stable: cold readings are up to {max(found.floor, default=0):.2g} nats apart, and {moves}"
     if warm is None:
         return "" if drafted else "the server does not say whether a prompt came from its cache"
-    if cold and cold > SHARED * sum(one.asked for one in proof.done.values()):
+    shared = 0 if proof.met.ids else SHARED * sum(one.asked for one in proof.done.values())
+    if cold and cold > shared:
         return f"{cold:,} tokens that were to be cold came from the cache: it takes no cache_salt, or others ask it"
     if not warm and not drafted:
         return "no token of any prompt came from a cache, and nothing was drafted"
@@ -184,6 +193,8 @@ def conclude(proof: Proof, folder: Path, what: str) -> ProveRecord:
             write_session(proof, first, path)
             break
     why = why or unproven(proof, found)
+    if (compared := len(proof.distances(READ))) < (decoded := len(proof.prompts[::2])):
+        proof.met.notes.append(f"read: {compared} of {decoded} could be compared")
     count = planted(proof, found)
     verdict: Verdict = "found" if finding else "cannot tell" if why else "nothing found"
     line = f"cannot tell: {why}"
