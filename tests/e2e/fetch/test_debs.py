@@ -129,6 +129,15 @@ def test_what_nobody_has_is_one_error_that_names_the_places(
     assert sorted(path.name for path in paths.store.rglob("*") if path.is_file()) == [PYTHON.sha256]
 
 
+def test_a_busy_archive_is_left_alone_as_long_as_it_asks(
+    paths: Paths, archive: DebianArchive, pauses: list[float]
+) -> None:
+    archive.mirror(LIBC, DATA["libc6"])
+    archive.busy[f"/mirror/debian/{LIBC.path}"] = [(429, "7"), (503, "90"), (503, "")]
+    fetch(paths, LIBC)
+    assert is_stored(paths, LIBC) and pauses == [7.0, 90.0, 4.0]
+
+
 def test_pauses_have_an_end(paths: Paths, archive: DebianArchive, pauses: list[float]) -> None:
     """A server that never gets ready is given up, and not asked for the next package."""
     for deb in (LIBC, PYTHON):

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from hub import Fault, Request
 from huggingface_hub import constants
-from remote_files import BIG, DATA, MB, REPO, SMALL, Remote, once
+from remote_files import BIG, DATA, MB, NOWHERE, REPO, SMALL, Remote, once, sha256
 from remote_files import pauses as pauses
 
-from sparkpin.core.errors import DiskError, NetworkError
+from sparkpin.core.errors import DiskError, IntegrityError, NetworkError
 from sparkpin.fetch import transfer
 
 WHOLE = len(DATA[BIG])
@@ -168,6 +168,16 @@ def test_wrong_bytes_are_asked_for_once_more_and_past_caches(remote: Remote) -> 
     assert gets == [("", ""), ("", "no-cache")]
 
 
+def test_wrong_bytes_twice_are_an_error_and_none_of_them_stays(remote: Remote) -> None:
+    wanted, seen = sha256(DATA[BIG][:1000]), sha256(bytes([DATA[BIG][0] ^ 1]) + DATA[BIG][1:1000])
+    with remote.serve(once(Fault(wrong=True), Fault(wrong=True))):
+        piece = remote.piece(0, 1000)
+        with pytest.raises(IntegrityError) as caught:
+            remote.fetch([piece])
+    assert all(text in caught.value.message for text in (BIG, wanted, seen))
+    assert not piece.part.exists() and not piece.target.exists()
+
+
 @pytest.mark.parametrize("right", [True, False])
 def test_what_the_users_hub_cache_has_is_not_fetched_unless_it_is_damaged(remote: Remote, right: bool) -> None:
     repository = Path(constants.HF_HUB_CACHE) / f"models--{REPO.replace('/', '--')}"
@@ -205,6 +215,13 @@ def test_one_failure_ends_the_others_which_go_on_later(remote: Remote) -> None:
     with remote.serve():
         remote.fetch([piece])
     assert remote.is_there(piece)
+
+
+def test_no_error_has_the_password_of_an_endpoint(remote: Remote) -> None:
+    remote.point_at(NOWHERE.replace("://", "://me:secret@"))
+    with pytest.raises(NetworkError, match=f"{REPO}.*127.0.0.1") as caught:
+        remote.fetch([remote.piece()])
+    assert "secret" not in str(caught.value)
 
 
 def test_a_full_disk_keeps_what_came(remote: Remote, small_disk: Path) -> None:

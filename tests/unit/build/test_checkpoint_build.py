@@ -21,6 +21,7 @@ from heard import heard
 from sparkpin.build.checkpoint import build_checkpoint, plan_checkpoint
 from sparkpin.checkpoint import write
 from sparkpin.checkpoint.content import OWN, RECORD, TABLE, Hashes
+from sparkpin.checkpoint.plan import make_plan
 from sparkpin.checkpoint.write import checkpoint_folder
 from sparkpin.core.errors import CheckpointError, DiskError, IntegrityError, SparkpinError
 from sparkpin.core.files import PARTIAL, sha256_file
@@ -293,6 +294,16 @@ def test_disk_is_checked_before_the_first_byte(small_disk: Path) -> None:
     with pytest.raises(DiskError, match=r"need 6[0-9,]+ bytes in .*, 2[0-9,]+ are free"):
         build_checkpoint(paths, PIN, lock, ALL)
     assert not paths.checkpoints.exists()
+
+
+def test_what_a_killed_run_had_begun_counts_as_free_room(paths: Paths) -> None:
+    folders = samples.write_sample(paths, scale=10_000)
+    lock, plan = samples.lock_of(folders), make_plan(samples.listings_of(folders), PIN, ALL)
+    folder = checkpoint_folder(paths, PIN, lock, ALL)
+    needed = write.disk_needed(folder, folders["int4"], plan)
+    write.partial_folder(folder).mkdir(parents=True)
+    (write.partial_folder(folder) / f"{SECOND}.unfinished").write_bytes(bytes(8192))
+    assert write.disk_needed(folder, folders["int4"], plan) == needed - 8192
 
 
 def test_disk_that_fills_up_in_the_middle(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,19 @@ def test_a_layer_of_an_unlocked_distribution_is_told(tmp_path: Path) -> None:
     assert (caught.value.key, caught.value.got) == ("python.layers", ["alpha"])
 
 
+def test_wheel_is_the_same_twice_and_has_no_readme(tmp_path: Path) -> None:
+    project = make_project(tmp_path / "p")
+    built: list[Path] = []
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        date_all(project, len(built) * 10**6)
+        tiny_images.write(project / "mods/hello/README.md", f"version {name} of the text\n")
+        built.append(mods.build_wheel(mods.read_mod(project, "hello"), folder))
+    assert built[0].read_bytes() == built[1].read_bytes()
+    assert b"of the text" not in built[0].read_bytes()
+
+
 @pytest.mark.parametrize("place", ["mods/hello", "path"])
 def test_no_other_module_is_taken_for_the_backend(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the mod's own nor one of the caller's PYTHONPATH."""

@@ -435,7 +435,25 @@ def test_names_that_no_folder_can_hold(names: list[str]) -> None:
         bundle.require_names(names, "it")
 
 
+def test_a_package_s_name_that_becomes_a_path_later(sample: Sample) -> None:
+    record, *others = sample.records
+    bundle.require_harmless(sample.release, sample.records)
+    assert record.rootfs
+    deb = record.rootfs.debs[0].model_copy(update={"file": "a/b.deb"})
+    other = record.model_copy(update={"rootfs": record.rootfs.model_copy(update={"debs": [deb]})})
+    with pytest.raises(layout.Refused):
+        bundle.require_harmless(sample.release, [other, *others])
+
+
 # What takes time or memory
+
+ALIASES = ["a0: &a0 [x, x, x, x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))]
+LONG = b"x: [" + b"a, " * 60_000 + b"a]"
+
+
+@pytest.mark.parametrize("text", [LONG, "\n".join(ALIASES).encode()], ids=["nodes", "aliases"])
+def test_pins_that_no_reader_survives(parts: Parts, tmp_path: Path, sample: Sample, text: bytes) -> None:
+    refused(tmp_path, with_input(parts, f"pins/models/{sample.release.model}.yaml", text), "50 and 50,000")
 
 
 def test_many_names_of_one_pin(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -529,6 +547,19 @@ def test_models_that_no_folder_can_hold(
     repository = next(iter(lock["repositories"].values()))
     (repository["files"][0] if "file" in change else repository).update(change)
     refused(tmp_path, with_input(full, path, json.dumps(lock).encode()), why)
+
+
+def test_a_package_that_the_lock_does_not_name(full: Parts, tmp_path: Path, sample: Sample) -> None:
+    """Record and member agree; but the release's own lock wants another file."""
+
+    def change(value: Any) -> None:
+        row = value["context"][-1]
+        del full.members[f"{STORE}{row['sha256']}"]
+        full.members[f"{STORE}{sha256(b'evil')}"] = b"evil"
+        row.update(sha256=sha256(b"evil"), size=4)
+
+    full.edit(f"{IMAGES}{sample.records[0].key}.json", change)
+    refused(tmp_path, full, f"pins/stacks/cpu.lock does not name wheel made 1.0 {sha256(b'evil')}")
 
 
 def test_a_file_that_changes_after_it_was_verified(good: Path, tmp_path: Path) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
 import pytest
+from heard import heard
 from places import PROJECT
 
-from sparkpin.core.errors import NetworkError
+from sparkpin.core.errors import IntegrityError, NetworkError
 from sparkpin.fetch import stack as lock_module
 from sparkpin.fetch.debs import MIRROR, apt_conf, mirrors_of, parse_uris
+from sparkpin.fetch.stack import require_forward
 from sparkpin.pins.manifests import load_stack, load_stack_lock, lock_text
-from sparkpin.pins.schema import LockedDeb
+from sparkpin.pins.schema import LockedDeb, LockedFile, StackLock
 
 OF_DEBIAN = [("debian", ""), ("debian", "-updates")]
 
@@ -67,3 +70,28 @@ def test_the_projects_own_locks_fit_their_pins() -> None:
         assert "://" not in file.read_text()
         assert json.loads(file.read_text())["stack"] == stack.name
         assert lock.time and all(deb.path.endswith(".deb") and deb.archive for deb in lock.debs), "for its snapshots"
+
+
+def wheel(version: str, digit: str, build: str = "") -> LockedFile:
+    return LockedFile(name="a", version=version, file=f"a-{version}{build}-py3-none-any.whl", size=1, sha256=digit * 64)
+
+
+LOCKED = StackLock(stack="s", inputs="0" * 64, debs=[], wheels=[wheel("1.10", "a")])
+
+
+@pytest.mark.parametrize(
+    ("offered", "refused", "always"),
+    [
+        (wheel("1.11", "b"), False, False),
+        (wheel("1.10", "b"), True, True),
+        (wheel("1.9", "b"), True, False),
+    ],
+)
+def test_what_is_offered_is_held_to_the_former_lock(offered: LockedFile, refused: bool, always: bool) -> None:
+    """With other pins it is only reported, unless a name has other bytes."""
+    lock, said = LOCKED.model_copy(update={"wheels": [offered]}), heard()
+    with pytest.raises(IntegrityError) if refused else contextlib.nullcontext():
+        require_forward(LOCKED, lock)
+    with pytest.raises(IntegrityError) if always else contextlib.nullcontext():
+        require_forward(LOCKED, lock.model_copy(update={"inputs": "1" * 64}))
+    assert len(said) == int(refused and not always)

@@ -181,6 +181,13 @@ def test_memory_does_not_grow_with_what_a_list_names() -> None:
     assert peak < 6_000_000  # bytes; the buffer for files has a million, the names would have 12
 
 
+def test_the_package_of_a_path_is_found_in_one_pass() -> None:
+    """The last folder of metadata counts, and the name ends before its first hyphen; never a search through hyphens."""
+    found = listing.DIST_INFO.fullmatch("a-1.dist-info/b/c-d-2.dist-info/RECORD")
+    assert found and found["name"] == "c"
+    assert listing.DIST_INFO.fullmatch("-" * 1_000_000 + "/.dist-info/") is None  # hours, if each were tried
+
+
 def test_a_listing_comes_back_and_has_the_same_bytes(tmp_path: Path) -> None:
     found = contents_of(read_layer(io.BytesIO(layer(everything()))))
     write_contents(tmp_path / "a.gz", found)
