@@ -64,7 +64,9 @@ class ToyEndpoint:
                 return answered(200, json={"version": "toy"})
             if path == "/metrics" and (self.metrics or self.drafts):
                 return answered(200, text=self.scraped())
-            if path == "/tokenize" and self.tokens:
+            if path == "/tokenize" and not self.tokens:
+                return answered(200, json={"tokens": []})  # as llama.cpp does
+            if path == "/tokenize":
                 text = json.dumps(body["messages"]) if "messages" in body else body["prompt"]
                 return answered(200, json={"tokens": list(text.encode())})
             if path == "/v1/completions":

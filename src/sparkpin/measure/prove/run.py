@@ -208,9 +208,10 @@ def meet(client: Client, model: str = "") -> Endpoint:
             require(len(answer.rows) > 0, "an empty answer")
         except Wrong as wrong:
             whys.append(str(wrong))
-            if (status := client.exchanges[-1].status) in REFUSED:
+            last = client.exchanges[-1]
+            if last.status in REFUSED or (last.status, last.path) == (200, "/tokenize"):  # llama.cpp: no tokens
                 continue
-            if status == 200:
+            if last.status == 200:
                 break
             raise
         if not ids:
