@@ -21,6 +21,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import served as served_names
+from sparkpin.serve.served import PROXY
 
 TRIAL = f"golden-{uuid.uuid4().hex[:8]}"  # other checkouts may test beside this one, and the engine has the tags of all
 MODS = {
@@ -30,6 +31,13 @@ MODS = {
     "v2": {"guard", "vllm-cpu", "hybrid-int4-fp8", "int8-lm-head"},
     "v2-tq": {"guard", "vllm-cpu", "hybrid-int4-fp8", "int8-lm-head", "turboquant"},
 }
+
+ASK = """
+import os, openai
+said = [{"role": "user", "content": "Hello"}]
+answer = openai.OpenAI().chat.completions.create(model=os.environ["OPENAI_MODEL"], messages=said, temperature=0)
+print(answer.choices[0].message.content)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +171,10 @@ def test_promote_serve_and_roll_back_take_the_flags_with_them(copy: Checkout, fi
     argv = container.attrs["Config"]["Cmd"]
     assert argv[argv.index("--max-model-len") + 1] == "2048"
 
+    config = copy.done("client", "openai", "--recipe", TRIAL, "--url", "http://127.0.0.1:8000")  # as from inside
+    front = Engine.connect().client.containers.get(name + PROXY)
+    status, output = front.exec_run(["sh", "-c", f"{config}\npython -c '{ASK}'"])
+    assert (status, output.decode().splitlines()[-1]) == (0, CHAT.expected_content.strip()), output.decode()
     copy.done("stop", "--recipe", TRIAL)
 
     copy.done("keep", second["tag"], "--note", "to be looked at")
