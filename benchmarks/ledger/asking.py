@@ -23,7 +23,6 @@ from sparkpin_sabotage import switch
 
 from sparkpin.core.terminal import say
 from sparkpin.measure.prove import run, sessions, verdict
-from sparkpin.measure.prove.record import to_json
 from sparkpin.measure.prove.run import meet
 from sparkpin.measure.quality import corpus as texts
 from sparkpin.measure.quality import run as quality
@@ -173,7 +172,7 @@ def proved(client: Client, what: str, folder: Path) -> tuple[dict[str, Any], run
     proof = run.begin(met, 1, (4, 3))
     with mock.patch.object(run, "FILL_SECONDS", FILLING):
         proof.run()
-    found = to_json(verdict.conclude(proof, folder, what)) | {"block": proof.shape.block}
+    found = dataclasses.asdict(verdict.conclude(proof, folder, what)) | {"block": proof.shape.block}
     return found | {"accepted": drafts_of(client).get("accepted")}, proof
 
 
@@ -202,7 +201,7 @@ def crossed(client: Client, what: str, folder: Path) -> dict[str, Any]:
         proof = run.begin(meet(client), 3, (6, 3))
         proof.done = {run.EVICTED.name: run.Seen(hits=0)}  # asked before
         proof.run()
-        return to_json(verdict.conclude(proof, folder, f"{what}, crossing"))
+        return dataclasses.asdict(verdict.conclude(proof, folder, f"{what}, crossing"))
 
 
 def faults(proof: run.Proof) -> list[str]:
@@ -222,7 +221,7 @@ def planted(proof: run.Proof, fault: str, folder: Path, sabotage: Path) -> dict[
     try:
         with mock.patch.object(run, "FILL_SECONDS", FILLING):
             broken.run()
-        record = to_json(verdict.conclude(broken, folder, fault))
+        record = dataclasses.asdict(verdict.conclude(broken, folder, fault))
     finally:
         switch(sabotage, "", ("engine",), SWITCHED)
     sound = [round(distance, 4) for _, distance in proof.distances(one)]  # of the same server, without the fault

@@ -64,7 +64,7 @@ def prove(
         found = proved(met, name, folder)
     path = record.keep(folder, found)
     if json:
-        show_json(record.to_json(found))
+        show_json(found)
     else:
         report(found)
         show(f"kept: {path}")

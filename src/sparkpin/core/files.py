@@ -16,6 +16,8 @@ from io import RawIOBase
 from pathlib import Path
 from typing import IO, Any
 
+from pydantic_core import to_jsonable_python
+
 from sparkpin.core.errors import BusyError, DiskError, InputError
 from sparkpin.core.terminal import say
 
@@ -145,9 +147,10 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
-    """Write indented JSON with sorted keys, atomically."""
+    """Write indented JSON with sorted keys, atomically. Dataclasses and models may be in it."""
     with atomic_file(path, mode) as file:
-        file.write((json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode())
+        text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, default=to_jsonable_python)
+        file.write(f"{text}\n".encode())
 
 
 def sync_file(path: Path) -> None:

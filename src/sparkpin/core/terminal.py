@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
+from pydantic_core import to_jsonable_python
+
 STARTED = time.monotonic()
 LOG = logging.getLogger("sparkpin")
 
@@ -97,8 +99,9 @@ COLOURS |= dict.fromkeys(("inspected", "advice"), "yellow")
 
 
 def show_json(value: object) -> None:
-    """In ASCII: what comes from paths and answers may be no text that the terminal takes."""
-    show_file(json.dumps(value, indent=2, sort_keys=True))
+    """In ASCII: what comes from paths and answers may be no text that the terminal takes. Dataclasses and models may be
+    in it."""
+    show_file(json.dumps(value, indent=2, sort_keys=True, default=to_jsonable_python))
 
 
 def size(count: int | None) -> str:

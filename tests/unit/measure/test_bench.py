@@ -257,8 +257,6 @@ def test_acceptance_is_what_the_counters_grew_by() -> None:
 
 def test_memory_is_counted_without_the_page_cache() -> None:
     assert run.container_bytes({"memory_stats": {"usage": 100, "stats": {"inactive_file": 30}}}) == 70
-    old = {"memory_stats": {"usage": 100, "stats": {"inactive_file": 1, "total_inactive_file": 40}}}
-    assert run.container_bytes(old) == 60
     assert run.container_bytes({}) is None
 
 

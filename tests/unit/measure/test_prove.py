@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def test_a_sound_endpoint_has_nothing(tmp_path: Path) -> None:
     for one in found.ways:
         assert one.beyond == 0
         assert bool(one.hits) == (one.name in ("warm", "cancelled", "evicted"))
-    assert json.loads(record.keep(tmp_path, found).read_text()) == json.loads(json.dumps(record.to_json(found)))
+    assert json.loads(record.keep(tmp_path, found).read_text()) == json.loads(json.dumps(asdict(found)))
 
 
 def test_more_noise_lets_fewer_planted_faults_show(tmp_path: Path) -> None:

@@ -159,12 +159,9 @@ def conditions_of(engine: Engine, target: BenchTarget) -> Conditions:
 
 
 def container_bytes(stats: Any) -> int | None:
-    """As `docker stats` counts: without files that the kernel may drop. cgroup 1 calls them total_inactive_file."""
+    """As `docker stats` counts: without files that the kernel may drop."""
     memory = stats.get("memory_stats") or {}
-    if "usage" not in memory:
-        return None
-    parts = memory.get("stats") or {}
-    return int(memory["usage"]) - int(parts.get("total_inactive_file", parts.get("inactive_file", 0)))
+    return int(memory["usage"] - memory["stats"]["inactive_file"]) if "usage" in memory else None
 
 
 def ceiling_of(paths: Paths, release: Release, rows: Sequence[CellResult]) -> float | None:

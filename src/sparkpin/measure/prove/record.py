@@ -8,10 +8,9 @@ The folder is `prove` of the release's evidence, or of SPARKPIN_HOME, with the e
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from sparkpin.core import files
 
@@ -83,9 +82,5 @@ def path_of(folder: Path, time: str, kind: str = "") -> Path:
 
 def keep(folder: Path, record: ProveRecord) -> Path:
     path = path_of(folder, record.time)
-    files.write_json(path, to_json(record))
+    files.write_json(path, record)
     return path
-
-
-def to_json(record: ProveRecord) -> dict[str, Any]:
-    return dataclasses.asdict(record)

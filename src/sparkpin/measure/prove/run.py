@@ -298,8 +298,7 @@ class Proof:
         found, other = [Step(prompt, salt, tokens=1) for prompt in self.prompts], new_salt()
         for session in range(self.shape.sessions):
             found += [Step(filler, other, tokens=1) for filler in fillers[session :: self.shape.sessions]]
-            own = [key for key, turn in enumerate(self.turns) if turn.session == session]
-            found += [Step(self.prompts[key], salt, key) for key in own]
+            found += [Step(self.prompts[k], salt, k) for k, turn in enumerate(self.turns) if turn.session == session]
         return found
 
     def ask(self, way: Way) -> None:
@@ -329,9 +328,7 @@ class Proof:
     def read_cold(self, seen: Seen) -> None:
         """Each turn is built on the answer to the one before it."""
         for key, turn in enumerate(self.turns):
-            before: Prompt = []
-            if turn.number:
-                before = [*self.prompts[-1], *seen.said[key - 1][0].parts]
+            before = [*self.prompts[-1], *seen.said[key - 1][0].parts] if turn.number else []
             own = sessions.fitted(self.met.rendered(turn.messages), max(turn.tokens - len(before), 1))
             self.prompts.append([*before, *own])
             seen.said[key] = [answer := self.met.ask(self.prompts[-1])]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -29,7 +29,6 @@ from sparkpin.smoke.answers import Wrong
 from sparkpin.smoke.client import Fault
 
 TRIES, SHOWN, NOISE = 16, 5, 63
-MOST_NOISE = 4 * NOISE  # are asked for, where not all can be compared
 assert len(TRIED) * false_alarm(SHOWN, TRIES, NOISE) <= FALSE_ALARMS
 LEAST = 0.05  # nats: smaller differences are never told. Hits of a sound server are a few hundredths off
 MOVED = 0.1  # nats: other text has to move the answers so much, or the model is blind to its context
@@ -81,15 +80,14 @@ class Beyond:
 def candidates(proof: Proof, found: Bounds) -> Iterator[Beyond]:
     """Of each way the shortest prompt that is clearly beyond: half as far as the furthest."""
     for way in TRIED:
-        own = []
+        beyond = []
         for key, far in proof.distances(way):
             turn = proof.turns[key]
             if far > found.of(way, grown=turn.number > 0):
-                least = found.least(way, grown=turn.number > 0)
                 name = f"{way.words}, session {turn.session + 1}, turn {turn.number + 1}"
-                own.append(Beyond(name, way, key, far, least))
-        most = max((one.distance for one in own), default=0.0)
-        near = [one for one in own if one.distance >= most / 2]
+                beyond.append(Beyond(name, way, key, far, found.least(way, grown=turn.number > 0)))
+        most = max((one.distance for one in beyond), default=0.0)
+        near = [one for one in beyond if one.distance >= most / 2]
         yield from sorted(near, key=lambda one: len(proof.prompts[one.key]))[:1]
 
 
@@ -107,13 +105,10 @@ def shows(proof: Proof, one: Beyond) -> Finding | None:
     steps, shown, tries = steps_to(proof, one), 0, 0
     say(f"{one.name}: {one.distance:.2g} nats; asking with other words")
     with waiting(one.name):
-        noise = list[float]()
-        for first in range(TRIES, TRIES + MOST_NOISE, NOISE):
-            if len(noise) < NOISE:  # some texts became other tokens
-                like = [with_other_words([steps[-1].prompt], seed)[0] for seed in range(first, first + NOISE)]
-                noise += run.noise_of(proof.met, like, one.way)
-        if len(noise) < NOISE:
-            proof.met.notes.append(f"{one.name}: {len(noise)} of {MOST_NOISE} readings of its noise could be compared")
+        like = [with_other_words([steps[-1].prompt], seed)[0] for seed in range(TRIES, TRIES + NOISE)]
+        noise = run.noise_of(proof.met, like, one.way)
+        if len(noise) < NOISE:  # some texts became other tokens
+            proof.met.notes.append(f"{one.name}: {len(noise)} of {NOISE} readings of its noise could be compared")
             return None
         bound = max(one.least, *noise)
         while shown < SHOWN and tries - shown <= TRIES - SHOWN:
@@ -139,7 +134,7 @@ def write_session(proof: Proof, one: Beyond, path: Path) -> None:
         "difference": one.distance,
         "at_once": one.way is CONCURRENT,
         "read": one.way is READ,
-        "steps": [asdict(step) for step in steps_to(proof, one)],
+        "steps": steps_to(proof, one),
         "answers": [list(zip(a.parts, a.rows.chosen.tolist(), strict=True)) for a in told],
     }
     files.write_json(path, session)
@@ -199,10 +194,9 @@ def conclude(proof: Proof, folder: Path, what: str) -> ProveRecord:
     verdict: Verdict = "found" if finding else "cannot tell" if why else "nothing found"
     line = f"cannot tell: {why}"
     if finding:
-        line = f"FOUND: {finding.name}: {finding.distance:.2g} nats from the cold answer; {finding.shown} of "
-        line += (
-            f"{finding.tries} tries with other words beyond {finding.bound:.2g}; {finding.requests} requests: {path}"
-        )
+        shown = f"{finding.shown} of {finding.tries} tries with other words beyond {finding.bound:.2g}"
+        line = f"FOUND: {finding.name}: {finding.distance:.2g} nats from the cold answer; {shown}"
+        line += f"; {finding.requests} requests: {path}"
     elif not why:
         answers = sum(len(proof.distances(way)) for way in TRIED)
         line = f"nothing found in {answers} answers of {len(proof.prompts)} turns"
