@@ -97,6 +97,7 @@ def kind_of(value: dict[str, Any]) -> str:
 
 
 def schemas() -> Iterator[str]:
+    shown = set[str]()
     for model in SCHEMAS:
         whole = model.model_json_schema(by_alias=True)
         parts = {model.__name__: whole, **whole.get("$defs", {})}
@@ -116,9 +117,6 @@ def schemas() -> Iterator[str]:
                 )
                 + "\n"
             )
-
-
-shown: set[str] = set()
 
 
 def text_of(description: str) -> str:
@@ -204,7 +202,6 @@ PARTS: dict[str, Callable[[], Iterator[str]]] = {
 
 def filled(text: str) -> str:
     """A page with its generated parts as they are to be."""
-    shown.clear()
     return PART.sub(lambda part: part[1] + "".join(PARTS[part["name"]]()), text)
 
 

@@ -15,8 +15,8 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show, show_json
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.host.fingerprint import read_fingerprint
+from sparkpin.measure.bench import record, text
 from sparkpin.measure.bench import run as running
-from sparkpin.measure.bench import text
 from sparkpin.measure.bench.plan import common
 from sparkpin.measure.quality import compare, run
 from sparkpin.measure.quality.compare import report
@@ -65,10 +65,10 @@ def bench(
     plan, turns = (common(*plans), rounds or ROUNDS) if compare else (plans[0], 0)
     if compare:
         comparison = running.compare(paths, engine, releases, plan, turns)
-        show_json(comparison) if json else text.show_comparison(comparison)
+        show_json(record.to_json(comparison)) if json else text.show_comparison(comparison)
     else:
         found = running.bench(paths, engine, releases[0], plan)
-        show_json(found) if json else text.show_record(found)
+        show_json(record.to_json(found)) if json else text.show_record(found)
 
 
 @dataclass(frozen=True)

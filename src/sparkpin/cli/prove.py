@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -64,7 +65,7 @@ def prove(
         found = proved(met, name, folder)
     path = record.keep(folder, found)
     if json:
-        show_json(found)
+        show_json(asdict(found))
     else:
         report(found)
         show(f"kept: {path}")

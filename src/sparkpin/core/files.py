@@ -16,8 +16,6 @@ from io import RawIOBase
 from pathlib import Path
 from typing import IO, Any
 
-from pydantic_core import to_jsonable_python
-
 from sparkpin.core.errors import BusyError, DiskError, InputError
 from sparkpin.core.terminal import say
 
@@ -147,10 +145,9 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
-    """Write indented JSON with sorted keys, atomically. Dataclasses and models may be in it."""
+    """Write indented JSON with sorted keys, atomically."""
     with atomic_file(path, mode) as file:
-        text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, default=to_jsonable_python)
-        file.write(f"{text}\n".encode())
+        file.write((json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode())
 
 
 def sync_file(path: Path) -> None:

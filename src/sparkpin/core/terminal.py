@@ -10,8 +10,6 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic_core import to_jsonable_python
-
 STARTED = time.monotonic()
 LOG = logging.getLogger("sparkpin")
 
@@ -99,9 +97,8 @@ COLOURS |= dict.fromkeys(("inspected", "advice"), "yellow")
 
 
 def show_json(value: object) -> None:
-    """In ASCII: what comes from paths and answers may be no text that the terminal takes. Dataclasses and models may be
-    in it."""
-    show_file(json.dumps(value, indent=2, sort_keys=True, default=to_jsonable_python))
+    """In ASCII: what comes from paths and answers may be no text that the terminal takes."""
+    show_file(json.dumps(value, indent=2, sort_keys=True))
 
 
 def size(count: int | None) -> str:

@@ -217,7 +217,7 @@ def group(kinds: Sequence[Layers], *, is_packed: bool) -> Iterator[Group]:
     elif is_packed and len({one.page for one in kinds}) > 1:
         yield from packed(buckets(kinds, lambda one: one.type))
     else:
-        alike = buckets(list(unified(kinds)), lambda one: one.like)
+        alike = buckets(unified(kinds), lambda one: one.like)
         layers = [sum(same.part.layers for same in one) for one in alike]
         # _get_kv_cache_groups_uniform_page_size: that of the rarest kind, or of the most frequent one if it is less
         # than one and a half times as frequent.
@@ -226,8 +226,11 @@ def group(kinds: Sequence[Layers], *, is_packed: bool) -> Iterator[Group]:
             yield from (Group(first, count, count * first.page) for count in dealt(every, -(-every // size)))
 
 
-def buckets(kinds: Sequence[Layers], key: Callable[[Layers], Hashable]) -> Iterable[list[Layers]]:
-    return {key(one): [other for other in kinds if key(other) == key(one)] for one in kinds}.values()
+def buckets(kinds: Iterable[Layers], key: Callable[[Layers], Hashable]) -> Iterable[list[Layers]]:
+    found: dict[Hashable, list[Layers]] = {}
+    for one in kinds:
+        found.setdefault(key(one), []).append(one)
+    return found.values()
 
 
 def unified(kinds: Sequence[Layers]) -> Iterator[Layers]:

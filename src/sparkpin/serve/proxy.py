@@ -107,10 +107,11 @@ class ProxyOrder:
     @property
     def settings(self) -> dict[str, Any]:
         """Keyword arguments of the SDK's `containers.create`, as JSON takes them."""
-        return self.box | {
+        box = self.box
+        return box | {
             "network": running.NETWORK,
             "ports": {f"{PORT}/tcp": (self.address.host, self.address.port)},
-            "mounts": [*self.box["mounts"], Mount(target=SOCKETS, source=self.name, type="volume", read_only=True)],
+            "mounts": [*box["mounts"], Mount(target=SOCKETS, source=self.name, type="volume", read_only=True)],
             "restart_policy": {"Name": "on-failure"},
         }
 

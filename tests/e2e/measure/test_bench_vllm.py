@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from checkout import INVOKE, PROJECT
-from pydantic_core import to_jsonable_python
 
 from sparkpin.core import files
 from sparkpin.core.paths import Paths
@@ -61,7 +60,7 @@ def measured(home: Home) -> dict[str, Any]:
 def test_what_is_printed_is_what_is_kept(home: Home, measured: dict[str, Any]) -> None:
     paths, release = home.paths, home.release
     kept = record.newest(paths, release)
-    assert kept and to_jsonable_python(kept) == measured
+    assert kept and record.to_json(kept) == measured
     assert kept.conditions.release == release.tag and kept.conditions.image == release.image
     assert kept.conditions.vllm.startswith("0.32.0") and kept.conditions.host.cores > 0
     assert kept.start_seconds and kept.memory and kept.memory > 500e6

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median, pstdev
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
+from pydantic_core import to_jsonable_python
 
 from sparkpin.core import files
 from sparkpin.core.paths import Paths
@@ -189,8 +190,12 @@ def file_name(time: str) -> str:
 def keep(paths: Paths, release: Release, record: BenchRecord | Comparison) -> Path:
     prefix = COMPARE if isinstance(record, Comparison) else ""
     path = folder(paths, release) / f"{prefix}{file_name(record.timestamp)}"
-    files.write_json(path, record)
+    files.write_json(path, to_json(record))
     return path
+
+
+def to_json(value: BenchRecord | Comparison) -> dict[str, Any]:
+    return dict(to_jsonable_python(value))
 
 
 def read(path: Path) -> BenchRecord:
@@ -204,4 +209,5 @@ def history(paths: Paths, release: Release) -> tuple[BenchRecord, ...]:
 
 
 def newest(paths: Paths, release: Release) -> BenchRecord | None:
-    return next(reversed(history(paths, release)), None)
+    found = sorted(folder(paths, release).glob("[0-9]*.json"))
+    return read(found[-1]) if found else None

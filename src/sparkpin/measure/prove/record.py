@@ -8,7 +8,7 @@ The folder is `prove` of the release's evidence, or of SPARKPIN_HOME, with the e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -82,5 +82,5 @@ def path_of(folder: Path, time: str, kind: str = "") -> Path:
 
 def keep(folder: Path, record: ProveRecord) -> Path:
     path = path_of(folder, record.time)
-    files.write_json(path, record)
+    files.write_json(path, asdict(record))
     return path

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -134,7 +134,7 @@ def write_session(proof: Proof, one: Beyond, path: Path) -> None:
         "difference": one.distance,
         "at_once": one.way is CONCURRENT,
         "read": one.way is READ,
-        "steps": steps_to(proof, one),
+        "steps": [asdict(step) for step in steps_to(proof, one)],
         "answers": [list(zip(a.parts, a.rows.chosen.tolist(), strict=True)) for a in told],
     }
     files.write_json(path, session)
