@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkpin.checkpoint import write
+from sparkpin.checkpoint import shapes, write
 from sparkpin.checkpoint.content import Hashes, is_complete
-from sparkpin.checkpoint.plan import CheckpointPlan, make_plan
+from sparkpin.checkpoint.plan import CheckpointPlan, donor_tensors, make_plan
 from sparkpin.checkpoint.steps import checkpoint_key, lock_for, used_repositories
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import model
@@ -70,3 +70,18 @@ def needs_of(paths: Paths, pin: ModelPin, lock: ModelLock, chain: Sequence[tuple
             found += write.disk_needed(folder, base, plan_checkpoint(paths, pin, lock, one))
     fetch = model.absent_bytes(paths, pin, lock_for(pin, lock, steps[-1]), used)
     return ModelNeeds(tuple(sorted(pin.repositories[name].repo for name in used)), fetch, found)
+
+
+def needs_ahead(paths: Paths, pin: ModelPin, chain: Sequence[tuple[str, ...]]) -> ModelNeeds | None:
+    """As `needs_of`, of a model without a lock, by pins/shapes: nothing of it is here yet. None where they do not know
+    it."""
+    steps = list(dict.fromkeys(chain))
+    known = shapes.shapes_of(paths.project, pin, {name for one in steps for name in used_repositories(pin, one)})
+    if known is None:
+        return None
+    listings = {name: one.listing(name) for name, one in known.items()}
+    plans = [make_plan(listings, pin, one) for one in steps]
+    fetch = sum(listing.size for name, listing in listings.items() if pin.is_whole(name))
+    fetch += sum(tensor.info.nbytes for taken in donor_tensors(plans[-1]).values() for tensor in taken)
+    repositories = tuple(sorted(pin.repositories[name].repo for name in known))
+    return ModelNeeds(repositories, fetch, sum(plan.written_bytes for plan in plans))

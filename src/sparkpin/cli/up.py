@@ -9,8 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
-from sparkpin.build.checkpoint import ModelNeeds, needs_of
+from sparkpin.build.checkpoint import ModelNeeds, needs_ahead, needs_of
 from sparkpin.build.consistent import is_brought, require_consistent
+from sparkpin.checkpoint.steps import checkpoint_steps
 from sparkpin.cli import serve as serving
 from sparkpin.cli.add import add
 from sparkpin.cli.build import BuildPlan, carry_out, plan_of
@@ -30,7 +31,6 @@ from sparkpin.pins.nodes import nodes_of
 from sparkpin.pins.schema import UNRESOLVED
 from sparkpin.recipes.add import read_hub, recipe_name
 from sparkpin.recipes.adopt import Wanted
-from sparkpin.recipes.weights import weights_here
 from sparkpin.releases import current, quality_gate
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle_of
@@ -123,13 +123,15 @@ def recipe_of(paths: Paths, model: str, recipe: str | None, stack: str | None, *
 def announce_unlocked(
     paths: Paths, recipe: schema.Recipe, stage: str | None, stack: str | None, unlocked: Sequence[str]
 ) -> None:
-    """What is known before the headers are: stages, and the disk that images and, by its size, the model take."""
+    """What is known before the headers are: stages, and the disk that images, model and checkpoints take."""
     chosen = manifests.load_stack(paths.project, stack or recipe.stack)
     chain = manifests.load_chain(paths.project, stage or recipe.stage)
     announce_stages(chosen, recipe, [(one, "to be built") for one in chain])
-    fetch, source = weights_here(paths.project, recipe.model)
-    for row in ModelNeeds((recipe.model,), fetch, 0).disk(paths, preflight.needs_for(chosen)):
-        show(f"Disk, with images{f' and the model, by {source}' if fetch else ''}: {row.text}.")
+    pin = manifests.model_of(paths.project, recipe)
+    ahead = needs_ahead(paths, pin, [checkpoint_steps(chain[:depth], pin) for depth in range(1, len(chain) + 1)])
+    known = f", {size(ahead.fetch)} of the model and {size(ahead.checkpoints)} of checkpoints" if ahead else ""
+    for row in (ahead or ModelNeeds((), 0, 0)).disk(paths, preflight.needs_for(chosen)):
+        show(f"Disk, with images{known}: {row.text}.")
     show(f"Not locked yet: {', '.join(unlocked)}. `invoke up` locks by itself, which fetches headers alone.")
     show(f"next: invoke lock --model {unlocked[0]}")
 

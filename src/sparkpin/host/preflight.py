@@ -66,7 +66,7 @@ def requirements(
         facts = read_gpu_facts(connected.info if connected else {}, machine.read_gpus() if gpus is None else gpus)
         found += gpu_requirements(facts, stack.gpu.cuda)
     for row in disk_rows(folders_of(paths, needs_for(stack))):
-        found.append(checked("disk space", not row.short, row.text, MORE_DISK))
+        found.append(checked("disk space", not row.short, f"for images: {row.text}", MORE_DISK))
     if connected:
         found.append(memory_guard(connected.info))
     memory = f"{size(host.memory_total)}, {size(host.memory_available)} of it available; {size(MEMORY)} needed"

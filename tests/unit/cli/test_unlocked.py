@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from checkout_here import CheckoutHere
 from places import PROJECT
 
+from sparkpin.build.checkpoint import needs_ahead
 from sparkpin.checkpoint.safetensors import tensor_nbytes
 from sparkpin.checkpoint.shapes import Shapes, load_shapes
+from sparkpin.core.paths import Paths
+from sparkpin.pins import manifests
 from sparkpin.recipes.weights import bytes_of
 
 LARGE = ("--recipe", "qwen3.5-122b")
@@ -105,7 +109,21 @@ def test_the_lock_is_the_next_step(copy: CheckoutHere, line: tuple[str, ...]) ->
 
 def test_a_dry_run_of_up_locks_nothing_and_doctor_says_that_no_server_can_run(copy: CheckoutHere) -> None:
     told = copy.done("up", *LARGE, "--dry-run")
-    assert f"lock --model {MODEL}" in told and "  hybrid " in told and "Disk, with images and the model" in told
+    assert f"lock --model {MODEL}" in told and "  hybrid " in told and re.search("[1-9.]+ GB of checkpoints", told)
     assert not (copy.folder / f"pins/models/{MODEL}.lock").exists()
     found = {row["name"]: row for row in json.loads(copy.invoke("doctor", *LARGE, "--json").stdout)["findings"]}
     assert "disk space" in found and found["server"]["state"] == "advice"
+
+
+def test_the_disk_of_a_model_without_a_lock_has_each_checkpoint_once(copy: CheckoutHere) -> None:
+    paths, pin = Paths(copy.folder, copy.home, copy.home), manifests.load_model(copy.folder, MODEL)
+    base, hybrid, mtp = (("copy", "hybrid", "mtp")[:count] for count in (1, 2, 3))
+    published = load_shapes(copy.folder, pin.repositories["int4"].repo)
+    all_three = needs_ahead(paths, pin, [base, hybrid, mtp, mtp])
+    first, second, third = (needs_ahead(paths, pin, [steps]) for steps in (base, hybrid, mtp))
+    assert all_three and first and second and third and published
+    assert first.checkpoints == 0 and first.fetch == published.listing("int4").size, "as published: links alone"
+    assert all_three.checkpoints == second.checkpoints + third.checkpoints > second.checkpoints > 0
+    assert first.fetch < all_three.fetch == third.fetch < first.fetch * 1.1, "of the donor what the steps take"
+    (copy.folder / "pins/shapes/Qwen/Qwen3.5-122B-A10B-FP8.json").unlink()
+    assert needs_ahead(paths, pin, [base, hybrid]) is None
