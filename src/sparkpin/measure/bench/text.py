@@ -10,7 +10,7 @@ from sparkpin.measure.bench.record import BenchRecord, CellResult, Comparison, R
 COLUMNS = ("measured", "tokens", "tok/s", "decode", "prefill", "TTFT, ms", "per part", "accepted")
 RATIO_COLUMNS = ("measured", "what", "A", "B", "B / A", "95 %")
 LEGEND = (
-    "tok/s: of all answers, prefill included; decode: of one request, after the first read of its stream; prefill: of "
+    "tok/s: of all answers, prefill included; decode: of one request, after the first read of its stream. Prefill: of "
     "all at a time; TTFT: to the first token, the median and the most; per part: tokens in a part of a stream"
 )
 WATCH = 0.01  # of all tokens: process 1 asks a service for one every 10 s, which is no load
