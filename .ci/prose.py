@@ -1,4 +1,4 @@
-"""Find words of .ci/prose.yaml in README.md, docs/ and the strings of src/sparkpin that people read.
+"""Find words of .ci/prose.yaml in README.md, CONTRIBUTING.md, docs/ and the strings of src/sparkpin that people read.
 
 Prints `file:line: found (why): better`, and exits with 1 where it found one. Code, links' targets and the generated
 parts of pages are not read: what these show is read where it is written.
@@ -73,7 +73,7 @@ def values(data: object) -> Iterator[str]:
 
 def main() -> int:
     found = []
-    for page in [PROJECT / "README.md", *sorted(PROJECT.glob("docs/**/*.md"))]:
+    for page in [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted(PROJECT.glob("docs/**/*.md"))]:
         found += [(page, *fault) for fault in faults(prose(page.read_text(encoding="utf-8")))]
     for module in sorted(PROJECT.glob("src/sparkpin/**/*.py")):
         for line, text in strings(module.read_text(encoding="utf-8")):

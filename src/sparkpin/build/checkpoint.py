@@ -82,6 +82,6 @@ def needs_ahead(paths: Paths, pin: ModelPin, chain: Sequence[tuple[str, ...]]) -
     listings = {name: one.listing(name) for name, one in known.items()}
     plans = [make_plan(listings, pin, one) for one in steps]
     fetch = sum(listing.size for name, listing in listings.items() if pin.is_whole(name))
-    fetch += sum(tensor.info.nbytes for taken in donor_tensors(plans[-1]).values() for tensor in taken)
+    fetch += sum(place.info.nbytes for places in donor_tensors(plans[-1]).values() for place in places)
     repositories = tuple(sorted(pin.repositories[name].repo for name in known))
     return ModelNeeds(repositories, fetch, sum(plan.written_bytes for plan in plans))
