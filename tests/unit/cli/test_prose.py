@@ -40,3 +40,10 @@ def test_code_and_comments_are_not_read() -> None:
     page = "Text.\n\n    the server wants a key\n\n```text\nanew\n```\n\n[x](at-hand.md) `anew`\n"
     assert list(PROSE.faults(PROSE.prose(page))) == []
     assert list(PROSE.strings('"""The module wants it."""\n# anew\n')) == []
+
+
+def test_sentences_items_and_cells_are_counted_by_themselves() -> None:
+    short = " ".join(["word"] * 20)
+    page = f"{short}.\n**{short}.** {short}\n\n- {short}\n- {short}\n  1. {short}\n\n| {short} | {short} |\n# {short}"
+    assert list(PROSE.faults(page)) == []
+    assert [line for line, _ in PROSE.faults(page.replace(f".\n**{short}.**", f"\n**{short}**"))] == [1]
