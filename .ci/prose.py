@@ -17,7 +17,7 @@ import yaml
 
 PROJECT = Path(__file__).resolve().parents[1]
 CODE = re.compile(
-    r"<!-- generated.*?<!-- end -->|^```.*?^```|^ {4,}(?![-*\d]).*?$|`[^`\n]+`|\]\([^)\s]*\)",
+    r"<!-- generated.*?<!-- end -->|^```.*?^```|^ {4,}(?![-*\d]).*?$|`(?:[^`\n]|\n(?!\n))+`|\]\([^)\s]*\)",
     re.DOTALL | re.MULTILINE,
 )
 NO_PROSE = re.compile(r"^[^ ]*$")  # a key, a path, a flag
@@ -44,7 +44,7 @@ def faults(text: str, first: int = 1) -> Iterator[tuple[int, str]]:
 
 def prose(page: str) -> str:
     """A page of Markdown without its code, as many lines long."""
-    return CODE.sub(lambda code: "\n" * code[0].count("\n") or "`code`" * code[0].startswith("`"), page)
+    return CODE.sub(lambda code: "`code`" * bool(re.match("`[^`]", code[0])) + "\n" * code[0].count("\n"), page)
 
 
 def strings(source: str) -> Iterator[tuple[int, str]]:

@@ -37,7 +37,7 @@ def test_a_planted_fault_is_found(text: str) -> None:
 
 
 def test_code_and_comments_are_not_read() -> None:
-    page = "Text.\n\n    the server wants a key\n\n```text\nanew\n```\n\n[x](at-hand.md) `anew`\n"
+    page = "Text.\n\n    the server wants a key\n\n```text\nanew\n```\n\n[x](at-hand.md) `anew` `it is\nanew`\n"
     assert list(PROSE.faults(PROSE.prose(page))) == []
     assert list(PROSE.strings('"""The module wants it."""\n# anew\n')) == []
 
