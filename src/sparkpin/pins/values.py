@@ -48,7 +48,7 @@ MOD, STAGE = "turboquant", "v2-tq"  # the stage that adds the mod
 UNSHOWN = "(not shown)"
 KEY_FILE = (
     "leave it out, and change the secret if this file was ever shared; the server's key is a file, "
-    "SPARKPIN_HOME/keys/RECIPE (docs/serving.md), and HF_TOKEN belongs to the shell that fetches"
+    "SPARKPIN_HOME/keys/RECIPE (docs/lan.md), and HF_TOKEN belongs to the shell that fetches"
 )
 
 

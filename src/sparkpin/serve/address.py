@@ -186,7 +186,7 @@ def read_tls(cert: str, key: str) -> bytes:
             f"--tls-cert {cert} --tls-key {key}: {getattr(error, 'reason', None) or error}; "
             "expected a certificate and its own key as PEM files, no pass phrase",
             next_step="openssl x509 -noout -subject -dates -in CERT; openssl pkey -noout -check -in KEY; "
-            "docs/serving.md has the line that makes both",
+            "docs/lan.md has the line that makes both",
         ) from None
 
 
