@@ -75,7 +75,7 @@ def record_release(paths: Paths, engine: Engine, pairing: Pairing, image: ImageI
     records, tag = Releases(paths), pairing.tag
     release = known = records.find(tag)
     if known and (known.image != image.config_digest or is_brought(paths, known)):
-        say(f"{tag}: was of other bytes, or brought by a bundle, and is built here now; it must be smoked again")
+        say(f"{tag}: was built here again: it had other bytes, or came from a bundle; smoke it again")
         release = None
     if release is None:
         seconds = read_record(record_file(paths, pairing.rendered)).seconds
@@ -83,7 +83,7 @@ def record_release(paths: Paths, engine: Engine, pairing: Pairing, image: ImageI
     if release.demands != pairing.demands:
         release = dataclasses.replace(release, demands=pairing.demands)
         if release.state in ("inspected", "passed", "failed"):
-            say(f"{tag}: its smoke test asks for something else now; it must be smoked again")
+            say(f"{tag}: its smoke test has changed since; smoke it again")
             release = dataclasses.replace(release, state="built", smoke=None)
     inputs = KeptInputs.of(paths)
     if not inputs.has_all(release.inputs.values()):
@@ -130,4 +130,4 @@ def checkpoint_of(paths: Paths, release: Release) -> Path:
                 return build_checkpoint(paths, pairing.model, pairing.model_lock, pairing.steps)
     lost = f"the checkpoint of {release.tag} ({Releases(paths).checkpoint(release)}) is gone or damaged"
     step = f"use the sparkpin that made it, or `invoke build --recipe {release.recipe} --stage {release.stage}`"
-    raise CheckpointError(f"{lost}, and this sparkpin makes another of its pins", next_step=step)
+    raise CheckpointError(f"{lost}, and this version of sparkpin makes another one from the same pins", next_step=step)

@@ -229,7 +229,7 @@ def records_of(paths: Paths, release: Release) -> tuple[BuildRecord, ...]:
     diff_ids = list(release.diff_ids)
     for record in found:
         if record.diff_ids != diff_ids[: len(record.diff_ids)] or found[-1].config_digest != release.image:
-            cause = f"the record of {record.ref} is of another image: a later build came out otherwise"
+            cause = f"the record of {record.ref} is of another image: a later build gave other bytes"
             step = "import a bundle of the release (`invoke import FILE`)"
             raise IntegrityError(f"{release.tag}: {cause}", next_step=step)
     return tuple(found)

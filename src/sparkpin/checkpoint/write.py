@@ -175,7 +175,9 @@ def check_sources(lock: ModelLock, places: Places, hashes: Hashes) -> None:
         for file in lock.repositories[name].files:
             if (got := hashes.sha256(folder / file.file)) != file.sha256:
                 cause = f"{folder / file.file}: got sha256 {got}, expected {file.sha256}, as it was before the copy"
-                raise CheckpointError(cause, next_step="see who writes there, then the same command again")
+                raise CheckpointError(
+                    cause, next_step="find out what else writes there, then run the same command again"
+                )
 
 
 def link_or_copy(source: Path, target: Path) -> None:

@@ -48,7 +48,7 @@ def export(
     ] = False,
     with_checkpoint: Annotated[bool, "ssh://: and its checkpoint, by rsync"] = False,
     redistribute: Annotated[
-        bool, "registry: whoever reads there may have its NVIDIA wheels (docs/registry.md)"
+        bool, "registry: confirm that its readers may have the NVIDIA wheels (docs/registry.md)"
     ] = False,
     ca: Authority = "",
     deep: Annotated[bool, "engine: hash all of a checkpoint that is there, as `promote --deep` does here"] = False,
@@ -109,7 +109,9 @@ def import_(
     ],
     tag: Annotated[str | None, "release of the machine behind ssh://"] = None,
     *,
-    require_signature: Annotated[bool, "file, ssh: refuse what nobody signed whom allowed_signers names"] = False,
+    require_signature: Annotated[
+        bool, "file, ssh: refuse a release that no signer in allowed_signers has signed"
+    ] = False,
     unsigned: Annotated[bool, "registry: accept a release without a trusted signature"] = False,
     ca: Authority = "",
 ) -> None:

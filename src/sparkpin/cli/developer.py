@@ -122,7 +122,7 @@ def hadolint(project: Path, dockerfiles: Mapping[str, str]) -> list[str]:
             Path(folder, name).write_text(text, encoding="utf-8")
         argv: list[str | Path] = [HADOLINT, "--no-color", "--config", project / CONFIG, *dockerfiles]
         done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
-    return (done.stdout + done.stderr).splitlines() or ["hadolint failed without a word"] * bool(done.returncode)
+    return (done.stdout + done.stderr).splitlines() or ["hadolint failed and printed nothing"] * bool(done.returncode)
 
 
 def image_faults(name: str, image: RenderedImage) -> Iterator[str]:

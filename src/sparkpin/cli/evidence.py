@@ -50,7 +50,7 @@ def verify(
     subject: Annotated[str, "tag of a release, or the file of a bundle", "TAG|FILE"],
     *,
     sign: Annotated[bool, "make SBOM, statement and, with a key, signature again first"] = False,
-    require_signature: Annotated[bool, "fail unless somebody whom allowed_signers names has signed it"] = False,
+    require_signature: Annotated[bool, "fail unless a signer in allowed_signers has signed it"] = False,
 ) -> None:
     """Check a release or a bundle, and sign a release.
 

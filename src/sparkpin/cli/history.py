@@ -39,7 +39,7 @@ def diff(
 
 @task("verify and distribute")
 def why(
-    paths: Paths, tag: Annotated[str, "release"], path: Annotated[str, "in its image"], *, json: Json = False
+    paths: Paths, tag: Annotated[str, "release"], path: Annotated[str, "path in its image"], *, json: Json = False
 ) -> None:
     """Print which lock entry, stage and layer a file comes from.
 
@@ -54,7 +54,7 @@ def reproduce(
     paths: Paths,
     tag: Annotated[str, "release, or a stage for its newest one"],
     *,
-    keep: Annotated[bool, "in this machine's engine: its images, and its checkpoint, stay"] = False,
+    keep: Annotated[bool, "build in this machine's engine; keep images and checkpoint"] = False,
     trust: Annotated[bool, "also build an imported release: its steps run as root"] = False,
 ) -> None:
     """Build a release again from its record, and compare.

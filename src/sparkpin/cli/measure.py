@@ -40,7 +40,7 @@ def bench(
     recipe: KnownRecipe = None,
     compare: Annotated[str, "measure TAG_A and TAG in turns", "TAG_A"] = "",
     rounds: Annotated[int | None, "of a comparison, a turn of each (default: 4)", "COUNT"] = None,
-    quick: Annotated[bool, "short answers and few cells: whether it works at all"] = False,
+    quick: Annotated[bool, "a short run, to see whether it works"] = False,
     json: Json = False,
 ) -> None:
     """Measure how fast a release is, or two in turns.
@@ -131,7 +131,7 @@ def quality(
     *,
     recipe: KnownRecipe = None,
     against: Annotated[str | None, "tag or stage to compare it with (default: its parent stage)", "TAG"] = None,
-    quick: Annotated[bool, "two texts of each kind, fewer questions: says less, and sooner"] = False,
+    quick: Annotated[bool, "sooner and less exact: two texts of each kind, fewer questions"] = False,
     json: Json = False,
 ) -> None:
     """Compare the quality of a release with its parent stage's.

@@ -42,7 +42,9 @@ def serve(
     host: Annotated[str | None, "address (default: the last, or 127.0.0.1; others require a key)"] = None,
     tls_cert: Annotated[str | None, "PEM file of a TLS certificate (default: the last one; none: HTTP)", "FILE"] = None,
     tls_key: Annotated[str | None, "PEM file of the certificate's key", "FILE"] = None,
-    allow: Annotated[str | None, "more paths of vLLM, such as /score,/v1/embeddings (default: the last)"] = None,
+    allow: Annotated[
+        str | None, "also open these paths of vLLM, such as /score,/v1/embeddings (default: the last)"
+    ] = None,
     limit: Annotated[str | None, "other limits, such as requests=64,restarts=3 (default: the last)"] = None,
     nodes: Machines = None,
     link: Link = None,

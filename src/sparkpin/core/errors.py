@@ -134,7 +134,7 @@ class InspectionError(SparkpinError):
 
 
 class DownError(SparkpinError):
-    """A server that was started does not answer any more. Exit code 16."""
+    """A server that was started no longer answers. Exit code 16."""
 
     exit_code = 16
 

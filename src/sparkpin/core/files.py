@@ -56,7 +56,7 @@ def disk_errors(where: Path) -> Iterator[None]:
                 raise DiskError(f"cannot open {name}: {cause}", next_step=f"chmod a+r {name}") from error
             cause, step = f"{cause} ({error.filename})", f"sudo chown -R $USER {where}, or set"
         elif isinstance(error, FileNotFoundError) and Path(name) in (where, *where.parents) and error.filename:
-            cause, step = f"{name} cannot be made ({cause})", "set"
+            cause, step = f"{name} cannot be created ({cause})", "set"
         elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             cause += f" ({shutil.disk_usage(existing_parent(where)).free / 1e6:.0f} MB free)"
             step = "free space there (`invoke prune --keep 2` removes old releases), or set"

@@ -33,7 +33,7 @@ def project_folder() -> Path:
     if os.environ.get(PROJECT):
         folder = folder_of(PROJECT, Path())
         if not is_project(folder):
-            raise InputError(f"{folder} is no project of sparkpin: it has no folder pins", next_step=NEXT)
+            raise InputError(f"{folder} is not a sparkpin project: it has no folder pins", next_step=NEXT)
         return folder
     here, checkout = Path.cwd(), Path(__file__).resolve().parents[3]
     for folder in (here, *here.parents, checkout):
@@ -42,11 +42,11 @@ def project_folder() -> Path:
             if folder != checkout and str(folder.stat().st_uid) not in owners:
                 raise InputError(f"{folder} is another user's project", next_step=f"sparkpin --project {folder} TASK")
             return folder
-    raise InputError(f"no project of sparkpin: neither {here} nor a folder above it has a folder pins", next_step=NEXT)
+    raise InputError(f"no sparkpin project: neither {here} nor a folder above it has a folder pins", next_step=NEXT)
 
 
 PROJECT = "SPARKPIN_PROJECT"
-NEXT = "go to a folder with the project's files (a clone of sparkpin has some), or sparkpin --project FOLDER TASK"
+NEXT = "go to a folder with the project's files, such as a clone of sparkpin, or sparkpin --project FOLDER TASK"
 
 
 def is_project(folder: Path) -> bool:

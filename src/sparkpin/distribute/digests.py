@@ -205,7 +205,7 @@ def confirmations(project: Path, key: str, image: str, allowed: Path | None) -> 
             if key not in images:
                 continue
             if signer.principal is None:
-                raise IntegrityError(f"whose key it is nobody says: no {signing.places(signing.ALLOWED_SIGNERS)}")
+                raise IntegrityError(f"nothing says whose key it is: no {signing.places(signing.ALLOWED_SIGNERS)}")
             (builders if images[key] == image else others)[signer.principal] = None
         except SparkpinError as error:
             uncounted.append(f"{path.name}: {error.message}")

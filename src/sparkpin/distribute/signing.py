@@ -163,7 +163,7 @@ def is_attested(paths: Paths, release: Release) -> bool:
 
 
 def attest(paths: Paths, release: Release, keys: Keys) -> Signer | None:
-    """Write all of it anew: whose signature is there now. One from before stays only if it is over the very statement,
+    """Write all of it again: whose signature is there now. One from before stays only if it is over the very statement,
     so that none is ever wrong."""
     # These are slow to import, and most runs find all of it there.
     from sparkpin.build.record import records_of

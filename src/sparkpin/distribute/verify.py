@@ -252,7 +252,7 @@ def check_signature(evidence: Claimed, keys: signing.Keys) -> Check:
         return Check("signature", "open", f"not looked at: {error.message}", error.next_step)
     if signer.principal is None:
         where = signing.places(signing.ALLOWED_SIGNERS)
-        result = f"over this statement, by {signer}; whose that is nobody says: no {where}"
+        result = f"over this statement, by {signer}; nothing says whose key it is: no {where}"
         return Check("signature", "open", result, signing.how_to_trust(where))
     return Check("signature", "ok", f"over this statement, by {signer}")
 

@@ -52,7 +52,7 @@ def own_folder(paths: Paths, pin: ModelPin, name: str) -> Folder | None:
         return None
     folder = paths.project / pin.repositories[name].folder
     # To lock what is broken would make it right.
-    mend = f"put a right copy of it into {folder}, which is only read here; once its files are as they should be: "
+    mend = f"put an intact copy of it into {folder}, which sparkpin only reads; then: "
     return Folder(folder, f"{mend}invoke lock --model {pin.name}")
 
 

@@ -22,7 +22,7 @@ class AbsentError(NetworkError):
     """The registry has nothing under a name."""
 
 
-SHAPE = "oci://HOST[:PORT]/NAME, with :TAG or @sha256:DIGEST behind it where one image is meant"
+SHAPE = "oci://HOST[:PORT]/NAME, then :TAG or @sha256:DIGEST for one image"
 PLACE = re.compile(
     r"oci://(?P<host>[A-Za-z0-9.-]+(?::[0-9]{1,5})?|\[[0-9a-f:]+\](?::[0-9]{1,5})?)"
     r"/(?P<name>[a-z0-9]+(?:[._/-]+[a-z0-9]+)*)"

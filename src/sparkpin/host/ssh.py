@@ -77,7 +77,7 @@ def ssh_command(host: str, script: str, *options: str, seconds: int = SECONDS) -
 
 def unexpected(host: str, got: str, expected: str) -> NetworkError:
     """For another answer of a script than it can have."""
-    step = f"its login is to print nothing by itself: ssh {host} true"
+    step = f"its login scripts must print nothing: ssh {host} true"
     return NetworkError(f"{host}: got {printable(got[-200:])}, expected {expected}", next_step=step)
 
 

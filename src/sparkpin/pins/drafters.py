@@ -50,7 +50,7 @@ def require_pinned(words: Sequence[str], recipe: Recipe) -> None:
     if recipe.drafter is None:
         if second_model(plan) not in (None, MODEL_PATH):
             step = f"write `drafter: {model}` there, and its pin in pins/models/ (docs/drafters.md)"
-            expected = "the recipe's `drafter`, since a container has nothing that is not pinned"
+            expected = "the recipe's `drafter`, since a container holds only what is pinned"
             raise ManifestError(file, f"command, {FLAG}: model", model, expected, next_step=step)
     elif model not in (recipe.drafter, PATH):
         raise ManifestError(file, f"command, {FLAG}: model", model, f"{recipe.drafter!r}, the recipe's drafter")

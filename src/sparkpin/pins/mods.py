@@ -194,10 +194,10 @@ def read_templates(project: Path, names: Sequence[str], file: str, vllm: str) ->
             raise ManifestError(file, "mods", name, expected, next_step=f"take it out of `mods` of {file}")
         one, template = CarriedTemplate(mod.name, mod.template.name), mod.template
         if not (path := project / one.file).is_file():
-            step = fetch_command(one.file, template) or f"bring {one.file} back"
+            step = fetch_command(one.file, template) or f"git restore {one.file}"
             raise ManifestError(one.file, WHOLE, "no such file", "the chat template, not here yet", next_step=step)
         if (sha256 := sha256_file(path)[0]) != template.sha256:
-            step = f"bring it back, or write the new SHA-256 into {COMMUNITY_MODS} if it is meant to be so"
+            step = f"restore it, or, if the change is intended, write the new SHA-256 into {COMMUNITY_MODS}"
             raise IntegrityError(f"{path}: got sha256={sha256}, expected {template.sha256}", next_step=step)
         found.append(one)
     return tuple(found)

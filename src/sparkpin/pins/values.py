@@ -69,7 +69,7 @@ def value_faults(argv: Sequence[str], env: Mapping[str, str], file: object) -> I
     for word, after in zip_longest(argv, argv[1:], fillvalue="-"):
         name, equals, _ = word.partition("=")
         if is_secret_flag(name) and (equals or not after.startswith("-")):
-            yield secret(file, "command", f"a command without {name}, whose value is a secret")
+            yield secret(file, "command", f"a command without {name}, which would put a secret into it")
     if (kind := flag_value(argv, CACHE_TYPE)) in BETTER:
         expected = f"{BETTER[kind]}: no released vLLM knows this name"
         yield ManifestError(file, CACHE_TYPE, kind, expected)

@@ -13,7 +13,7 @@ from sparkpin.releases.container import CACHE_LABEL
 from sparkpin.releases.record import Release
 
 STALE_AFTER = 3600.0
-"""Seconds after which what nothing needs, and no removed release had, is no longer taken for the work of a run that
+"""Seconds after which unneeded files, and no removed release had, is no longer taken for the work of a run that
 goes on or was killed and is repeated: the one rule of age, for images and files."""
 
 

@@ -45,7 +45,7 @@ class Pruned:
 
 @dataclass(frozen=True, kw_only=True)
 class PruneOptions:
-    """keep: releases of each recipe; store: remove what nothing needs from the store of fetched files, too; ignored:
+    """keep: releases of each recipe; store: remove unneeded files from the store of fetched files, too; ignored:
     ids of containers that count as gone; served: tags that a server may be started of, and its container's name; now:
     seconds since the epoch."""
 
@@ -63,7 +63,7 @@ def prune(paths: Paths, engine: Engine, options: PruneOptions) -> Pruned:
     Records of releases go last, so that a killed run can be repeated.
     """
     with contextlib.nullcontext() if options.dry_run else exclusive(paths, store=options.store):
-        with waiting("looking at what nothing needs"):
+        with waiting("looking at unneeded files"):
             done = make_plan(paths, read_engine(engine, options.ignored), options)
         if not options.dry_run:
             remove(paths, engine, done)

@@ -312,7 +312,7 @@ def how_ended(container: Container) -> str | None:
         return "failed too often and stays down" if stays_down(container) else "was stopped"
     reason = f"exited with {state['ExitCode']}"
     if state.get("OOMKilled"):
-        reason += ", killed for want of memory"
+        reason += ", killed because memory ran out"
     return reason + (f" ({state['Error']})" if state.get("Error") else "")
 
 

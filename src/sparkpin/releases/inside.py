@@ -11,7 +11,7 @@ by it, what came of the last time.
 
 Docker starts the container again as often as it ends with a failure. How often that may be, process 1 counts, in a file
 that outlives it; where it may not be once more, it ends with 0. A count of Docker's is never filled up again. Process 1
-could start vLLM anew by itself, but would have to clean up after it what a new container does not have: /tmp, shared
+could start vLLM again by itself, but would have to clean up after it what a new container does not have: /tmp, shared
 memory, the state of the health check.
 
 Of a release for several machines, each container watches the other end of torch's store, and ends when that has gone:
@@ -70,7 +70,7 @@ PROMPT = "The sky is blue and the grass is"  # one token alone ends vLLM 0.32's 
 BEGUN = "starting the server"  # divides the log into lives: Docker keeps one log over all restarts
 ALIVE = re.compile("vllm:(generation_tokens_total|prompt_tokens_total|kv_cache_usage_perc|iteration_tokens_total_sum)")
 """Metrics of vLLM that its engine moves whenever it computes."""
-EVENTS = (  # where the kernel counts what it killed for want of memory: cgroup 2, cgroup 1
+EVENTS = (  # where the kernel counts what it killed because memory ran out: cgroup 2, cgroup 1
     Path("/sys/fs/cgroup/memory.events"),
     Path("/sys/fs/cgroup/memory/memory.oom_control"),
 )
@@ -261,7 +261,7 @@ def hold(store: Sequence[Any], links: dict[str, socket.socket], end: Callable[[i
             link.recv(1)  # the store sends nothing unasked; its end is seen in the kernel's table
     except OSError:
         time.sleep(2 * LOOK_SECONDS)  # an end that the table shows is told by that
-        end(PEER_LOST, "the machine with torch's store does not answer any more")
+        end(PEER_LOST, "the machine with torch's store no longer answers")
 
 
 def restarts() -> int:
@@ -304,7 +304,7 @@ def outcome(code: int, causes: Sequence[int]) -> int:
     if causes:
         return min(causes)
     if killed := killed_for_memory():
-        say(f"ended: the kernel killed {killed} of its processes for want of memory")
+        say(f"ended: the kernel killed {killed} of its processes because memory ran out")
         return OUT_OF_MEMORY
     if code < 0:
         say(f"ended by signal {-code} ({signal.Signals(-code).name})")
@@ -314,7 +314,7 @@ def outcome(code: int, causes: Sequence[int]) -> int:
 
 
 def killed_for_memory() -> int:
-    """How many processes of this container the kernel has killed, since it was started, for want of memory."""
+    """How many processes of this container the kernel has killed, since it was started, because memory ran out."""
     for path in EVENTS:
         with contextlib.suppress(OSError, ValueError):
             counts = dict(line.split() for line in path.read_text().splitlines())
@@ -385,7 +385,7 @@ def watch(settings: dict[str, Any], end: Callable[[int, str], None]) -> None:
             else:
                 failures += 1
                 text = f"failure {failures} of {settings['failures']}: {error}"
-    end(HUNG, "it answered no request any more")
+    end(HUNG, "it stopped answering requests")
 
 
 def health() -> int:
@@ -395,7 +395,7 @@ def health() -> int:
         return 1
     last = json.loads((STATE / "watch").read_text())
     is_late = time.monotonic() > last["until"]
-    print("process 1 stands still" if is_late else last["text"])
+    print("process 1 does not respond" if is_late else last["text"])
     return 0 if last["well"] and not is_late else 1
 
 

@@ -48,4 +48,4 @@ def meant(name: str, releases: Sequence[Release], recipe: str | None) -> str:
     known = {near: release.tag for release in releases for near in (release.stage, release.name)}
     tags = dict.fromkeys(known[near] for near in nearest(name.rpartition(":")[2], reversed(known), most=3))
     guess = f"did you mean {' or '.join(tags)}? " if tags else ""
-    return f"{guess}`invoke images` lists them; the end of a tag will do, and a stage's name for its newest release"
+    return f"{guess}`invoke images` lists them; the end of a tag is enough, and a stage's name means its newest release"

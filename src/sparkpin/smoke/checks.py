@@ -136,7 +136,7 @@ def prefix_cache(subject: SmokeSubject) -> str:
     cold, between = subject.chat(case), metric(scraped(subject), HITS)
     warm = subject.chat(case)
     found = metric(scraped(subject), HITS) - between
-    require(found > 0, f"the second request found none of its {warm.prompt:,} tokens in the cache")
+    require(found > 0, f"the second request reused none of its {warm.prompt:,} tokens in the cache")
     judge(case, cold)
     return f"{judge_same('cold, then warm', [cold, warm])}; {found:g} of {warm.prompt:,} tokens came from the cache"
 
@@ -159,7 +159,7 @@ def long_context(subject: SmokeSubject) -> str:
         seconds = time.monotonic() - begin
         rate = answer.prompt * len(subject.expect.recall(step)) / seconds
         if longer and seconds * (longer / step) ** 1.5 > LONG_SECONDS:
-            skipped = f"; {longer:,} would take longer than {LONG_SECONDS:g} s"
+            skipped = f"; {longer:,} would take more than {LONG_SECONDS:g} s"
             break
     return f"found in prompts of {', '.join(found)} tokens, the last at {rate:,.0f} tokens/s{skipped}"
 

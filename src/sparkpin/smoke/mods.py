@@ -121,7 +121,7 @@ def compare_kernels(paths: Paths, engine: Engine, release: Release, *, limit: fl
     if ended and code == NO_KERNELS:
         raise HostError(f"{release.tag}: {came[-1] if came else 'no GPU'}", next_step="invoke doctor --fix")
     if not ended or code:
-        what = "computes something else than its specification" if " FAILED" in table else "did not come to an end"
+        what = "gives other results than its specification" if " FAILED" in table else "did not end"
         raise InspectionError(
             f"{release.tag}: a kernel {what} ({ended or f'stopped after {limit:.0f} s'})\n{table}",
             next_step="send this table with the report of a bug; until then serve the stage below: invoke rollback",

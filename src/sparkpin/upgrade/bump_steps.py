@@ -145,7 +145,9 @@ def judge_speed(comparison: Comparison) -> str:
     verdicts = [slower(row) for row in together]
     if slow := [ratio_text(row) for row, one in zip(together, verdicts, strict=True) if one == "more"]:
         raise BumpError(f"slower: {', '.join(slow)}")
-    return ", ".join(map(ratio_text, together)) + (f"; {SLOWER:.0%} slower is not excluded" * ("unclear" in verdicts))
+    return ", ".join(map(ratio_text, together)) + (
+        f"; {SLOWER:.0%} slower cannot be ruled out" * ("unclear" in verdicts)
+    )
 
 
 def slower(row: Ratio) -> quality_record.Kept:

@@ -174,7 +174,7 @@ def test_status_tells_of_a_hang_before_it_is_ended(
     container.reload()
     assert container.attrs["RestartCount"] == restarts and b"it answered no request" not in container.logs()
     await_start(container, restarts + 1, served)
-    assert b"sparkpin: ended: it answered no request any more" in container.logs()
+    assert b"sparkpin: ended: it stopped answering requests" in container.logs()
 
 
 def test_a_flag_that_vllm_does_not_know_leaves_the_former_one(
@@ -225,6 +225,8 @@ def test_want_of_memory_ends_the_engine_process_and_is_told(copy: Checkout, serv
         return container.attrs["RestartCount"] >= 1
 
     until(is_restarted)
-    assert re.search(rb"sparkpin: ended: the kernel killed \d+ of its processes for want of memory", container.logs())
+    assert re.search(
+        rb"sparkpin: ended: the kernel killed \d+ of its processes because memory ran out", container.logs()
+    )
     table = copy.done("status")
     assert "that means: it passed its memory limit" in table and f"invoke plan --recipe {RECIPE}" in table

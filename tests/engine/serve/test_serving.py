@@ -83,7 +83,7 @@ def test_a_crash_and_a_hang_end_in_a_new_start_and_the_last_one_in_a_post_mortem
     with pytest.raises(DownError, match="hangs: failure"):
         status.status(site.paths, site.engine, as_json=True)
     await_start(container, 2, served)
-    assert b"sparkpin: ended: it answered no request any more" in container.logs()
+    assert b"sparkpin: ended: it stopped answering requests" in container.logs()
 
     signal_processes(container, "vllm serve", "KILL")  # once more than it may be started again
     until(lambda: not services.is_running(site.engine.client.containers.get(served.container)))
@@ -134,7 +134,7 @@ def test_what_passes_its_memory_limit_is_ended_and_says_so(site: FakeSite, monke
     with pytest.raises(SmokeError) as caught:
         site.start(greedy, port=site.port)
     text = str(caught.value)
-    assert "exited with 137" in text and "the kernel killed 1 of its processes for want of memory" in text
+    assert "exited with 137" in text and "the kernel killed 1 of its processes because memory ran out" in text
     assert "that means: it passed its memory limit" in text and "what to do: invoke plan --recipe fake" in text
     assert "the server's limit is 268.4 MB" in text
 

@@ -78,7 +78,7 @@ def test_a_server_that_answers_passes_and_leaves_evidence(site: FakeSite) -> Non
 
 def test_a_server_that_wants_too_much_memory_is_ended(site: FakeSite) -> None:
     result, _ = smoke(site, site.faulty("memory"), 256 << 20)
-    assert "exited with 137, killed for want of memory" in result["checks"][0]["detail"]
+    assert "exited with 137, killed because memory ran out" in result["checks"][0]["detail"]
 
 
 def test_a_server_that_never_answers_is_given_up(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ FAULTS: list[tuple[str, Fault, dict[str, Any], str]] = [
     ("cancelled", in_use(USED, 0.25, 0.5), {}, "0 requests and 50.00% of the cache are in use, "),
     ("cancelled", only("chat-stream", lambda _: (503, JSON, b"{}")), {}, "POST /v1/chat/completions: status 503"),
     ("cancelled", only("acceptance", lambda _: (200, "text/plain", b"up 1\n")), {}, f"/metrics has no {USED}"),
-    ("prefix-cache", cached(0, 0), {"argv": LONG}, "the second request found none of its"),
+    ("prefix-cache", cached(0, 0), {"argv": LONG}, "the second request reused none of its"),
     ("prefix-cache", cached(0, 4000, warm=text("güneşli", "bulutlu")), {"argv": LONG},
      "content of answer 2 (cold, then warm) differs"),
     ("long-context", only("recall", lambda _: RECORDED["chat"]), {}, "content differs at character 2"),

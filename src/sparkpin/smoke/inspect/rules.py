@@ -110,7 +110,7 @@ def library_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
 def unloaded(row: Step, of_vllm: bool) -> list[ImageFinding]:
     """One finding for each library that it lacks. of_vllm: of vLLM's, which has to load."""
     if row.state in ("crashed", "unfit") and not of_vllm:
-        text = f"{row.detail}, which may be for want of a GPU or of another CPU"
+        text = f"{row.detail}, perhaps because there is no GPU, or because of the CPU"
         return [ImageFinding("warning", "load", row.name, text, what=row.state)]
     for rule, step, pattern in DATA["causes"]:
         if lacks := [name for name in re.findall(pattern, row.detail) if name != row.name]:
