@@ -16,12 +16,12 @@ import signal
 import sys
 import textwrap
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 import sparkpin
 from sparkpin.cli import completion
-from sparkpin.cli.tasks import heads
+from sparkpin.cli.tasks import TaskHead, heads
 from sparkpin.core import paths, terminal
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.names import did_you_mean
@@ -138,12 +138,15 @@ def run(program: str, words: Sequence[str]) -> int:
         terminal.show(completion.SCRIPTS[options["print_completion_script"]])
         return 0
     if "list" in options or not words:
-        show_list(program)
+        show_list(program, heads())
         return 0
-    if verbs := [head for head in heads() if not name and head.startswith(f"{words[0]} ")]:
-        got = f"{program} {words[0]}: got {' '.join(words[1:2]) or 'no verb'}"
+    if verbs := {head: task for head, task in heads().items() if not name and head.startswith(f"{words[0]} ")}:
+        if len(words) == 1 or {"-h", "--help"} & {*words}:
+            show_list(program, verbs)
+            return 0
+        got = f"{program} {words[0]}: got {words[1]}"
         meant = did_you_mean(" ".join(words[:2]), verbs)
-        raise InputError(f"{got}, expected one of: {', '.join(verbs)}", next_step=f"{meant}{program} {verbs[0]} --help")
+        raise InputError(f"{got}, expected one of: {', '.join(verbs)}", next_step=f"{meant}{program} {words[0]} --help")
     if not name:
         meant = did_you_mean(" ".join(words[:2]), heads()) or did_you_mean(words[0], heads())
         raise InputError(f"{program} does not know {words[0]!r}", next_step=f"{meant}`{program}` alone lists the tasks")
@@ -180,10 +183,10 @@ def complete(program: str, words: Sequence[str]) -> None:
         terminal.show(one)
 
 
-def show_list(program: str) -> None:
-    width = max(map(len, heads()))
+def show_list(program: str, tasks: Mapping[str, TaskHead]) -> None:
+    width = max(map(len, tasks))
     lines, group = [f"usage: {program} TASK [options]"], ""
-    for head in heads().values():
+    for head in tasks.values():
         if head.group != group:
             lines += ["", f"{head.group}:"]
         group = head.group

@@ -80,6 +80,12 @@ def test_hints_work_as_they_are_typed_where_the_shell_finds_no_such_program(monk
     assert f"{INVOKE[0]} serve --help" in done.stderr
 
 
+@pytest.mark.parametrize("line", ["recipe", "recipe --help", "recipe -h"])
+def test_the_first_word_of_several_tasks_lists_them(line: str, capsys: Capture) -> None:
+    code, out, _ = typed(line, capsys)
+    assert code == 0 and "recipe check" in out and "serve" not in out.split("inputs:")[1].split("next:")[0]
+
+
 def test_the_list_of_recipes_fits_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = typed("recipe list", capsys)
