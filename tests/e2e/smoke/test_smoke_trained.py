@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from checkout import PROJECT, Checkout
+from checkout import Checkout
 from sabotaged import Broken, installed, serving
 
 from benchmarks.trained_tiny.quantise import MODEL, quantise
@@ -36,7 +36,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
     copy.replace(f"recipes/{TRIAL}.yaml", "name: trained-tiny", f"name: {TRIAL}")
     try:
         copy.done("build", "--recipe", TRIAL, "--stage", "v3")
-        own = dataclasses.replace(Paths.from_env(PROJECT), home=copy.home)
+        own = dataclasses.replace(Paths.from_env(copy.folder), home=copy.home)
         *_, paired = pair(copy.folder, TRIAL, stage="v3")
         *_, release = Releases(own).of_recipe(TRIAL)
         assert release.stage == "v3"
