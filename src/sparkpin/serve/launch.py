@@ -43,7 +43,7 @@ class LaunchOrder:
     gpus: bool
     labels: Mapping[str, str]
     timeout: float
-    restarts: int = 5
+    restarts: int
     node: Node | None = None
     where: str = HERE
     needed: int = 0

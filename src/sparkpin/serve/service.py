@@ -19,7 +19,7 @@ from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release
 from sparkpin.serve import cluster, launch, linked, memory_limit
 from sparkpin.serve import served as records
-from sparkpin.serve.address import UNCHANGED, Address, AddressOptions, key_of, read_tls, require_free, signs_itself
+from sparkpin.serve.address import UNCHANGED, Address, AddressOptions, key_of, read_tls, require_free
 from sparkpin.serve.cluster import Checked, ClusterOptions
 from sparkpin.serve.launch import LaunchOrder
 from sparkpin.serve.linked import Part
@@ -105,7 +105,6 @@ def new_address(
     address = options.applied(last or Address.of_command(release.argv))
     if address.cert:
         read_tls(address.cert, address.tls_key)
-        signs_itself(address.cert)  # what it needs is to lack now, not once the server answers
     if not (address.cert or address.is_local):
         say(f"warning: {address.host} without TLS: the key and all text travel in the clear (--tls-cert, --tls-key)")
     for why, risky in RULES["risks"].items():

@@ -336,7 +336,7 @@ def test_what_serve_starts_again_stays_without_a_container(paths: Paths, monkeyp
     known = [release(day, "failed") for day in (1, 2, 3)]
     for one in known:
         Releases(paths).save(one)
-    orders = [LaunchOrder(one, paths.home, None, gpus=False, labels={}, timeout=1) for one in known]
+    orders = [LaunchOrder(one, paths.home, None, gpus=False, labels={}, timeout=1, restarts=1) for one in known]
     former = Service(orders=(orders[1],))
     served.write(paths.home, "tiny", Service(orders=(orders[0],), former=former))
     images = tuple(engine_image(one.tag, *one.diff_ids) for one in known)

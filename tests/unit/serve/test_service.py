@@ -182,7 +182,7 @@ def test_what_was_stopped_after_serve_read_its_record_does_not_come_back(tmp_pat
 
 
 def launch_order(checkpoint: Path) -> LaunchOrder:
-    return LaunchOrder(release(1), checkpoint, memory=None, gpus=False, labels={}, timeout=1)
+    return LaunchOrder(release(1), checkpoint, memory=None, gpus=False, labels={}, timeout=1, restarts=1)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def launch_order(checkpoint: Path) -> LaunchOrder:
 def test_a_key_in_the_clear_is_told_at_each_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: str, cert: str, warned: bool
 ) -> None:
-    for name in ("read_tls", "require_free", "signs_itself", "find"):
+    for name in ("read_tls", "require_free", "find"):
         monkeypatch.setattr(service, name, lambda *_: None)
     said, record = heard(), Service(address=Address(host=host, cert=cert))
     for known, options in ((Service(), AddressOptions(host=host)), (record, UNCHANGED)):
