@@ -24,7 +24,7 @@ from sparkpin.measure.quality.corpus import QUICK, Corpus, load
 from sparkpin.measure.quality.distance import TOP
 from sparkpin.pins import manifests
 from sparkpin.releases import container, quality_allowance, quality_gate, quality_record
-from sparkpin.releases.current import choose_known, current_of
+from sparkpin.releases.current import current_of
 from sparkpin.releases.quality_record import Judged, QualityRecord
 from sparkpin.releases.record import Release, Releases, now
 from sparkpin.serve.served import running_release
@@ -56,7 +56,7 @@ def bench(
         raise InputError(cause, next_step=f"invoke bench --compare A B --rounds {ROUNDS}")
     engine, records = engine_of(paths), Releases(paths)
     if not tag:
-        tag = running_release(paths, engine, choose_known(paths, recipe)) or current_of(paths, recipe).tag
+        tag = running_release(paths, engine, recipe or records.default_recipe()) or current_of(paths, recipe).tag
     releases = [*([records.get(compare)] if compare else []), records.get(tag, recipe)]
     for release in releases:
         require_runnable(paths, engine, release)
@@ -113,7 +113,7 @@ def newest(paths: Paths, recipe: str) -> Release:
 
 def chosen(paths: Paths, recipe: str | None, tag: str | None, against: str | None) -> Pair:
     records = Releases(paths)
-    release = records.get(tag, recipe) if tag else newest(paths, choose_known(paths, recipe))
+    release = records.get(tag, recipe) if tag else newest(paths, recipe or records.default_recipe())
     if not against:
         return Pair(release, parent_of(paths, release), "parent")
     reference = records.get(against, None if ":" in against else release.recipe)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 from sparkpin.core.errors import CheckpointError, EngineError, InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import image_ref
-from sparkpin.host import machine
 from sparkpin.host.engine import Engine
 from sparkpin.host.images import ImageInfo
 from sparkpin.releases import promotions
@@ -192,25 +190,10 @@ def list_images(paths: Paths, engine: Engine) -> ImageRows:
     return ImageRows(rows, shared, faults)
 
 
-def choose_known(paths: Paths, recipe: str | None) -> str:
-    """For a command about releases: the recipe asked for, else the one whose release became current last, else the
-    only one that has releases, else the default one."""
-    if recipe:
-        return recipe
-    records = Releases(paths)
-    known, promoted = [name for name in records.recipes() if records.record_files(name)], dict[str, str]()
-    for name in known:
-        with contextlib.suppress(ManifestError):  # a damaged list of another stops nobody
-            if rows := records.promotions(name):
-                promoted[name] = rows[-1].time
-    if promoted:
-        return max(promoted, key=promoted.__getitem__)
-    return known[0] if len(known) == 1 else machine.default_recipe(paths.project)
-
-
 def current_of(paths: Paths, recipe: str | None) -> Release:
     """The current release of a recipe, by default the one that became current last. InputError where there is none."""
-    records, name = Releases(paths), choose_known(paths, recipe)
+    records = Releases(paths)
+    name = recipe or records.default_recipe()
     if not records.record_files(name):
         from sparkpin.pins import manifests  # slow to import
 

@@ -7,7 +7,7 @@ current                                     the current release
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from sparkpin.core.errors import InputError
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from sparkpin.releases.record import Release
 
 
-def choose(name: str, releases: Sequence[Release], recipe: str | None = None) -> Release:
+def choose(name: str, releases: Sequence[Release], recipe: str | None, default: Callable[[], str]) -> Release:
     """The release that a name stands for. releases: from the oldest to the newest in each recipe, of
-    one `recipe` where it is given. InputError."""
+    one `recipe` where it is given; default: the recipe that is meant where several have the name. InputError."""
     found = matches(name, releases)
     if not found:
         raise InputError(f"unknown release {name!r}", next_step=meant(name, releases, recipe))
+    if len(found) > 1:
+        preferred = default()
+        found = [release for release in found if release.recipe == preferred] or found
     if len(found) > 1:
         tags = ", ".join(release.tag for release in found)
         raise InputError(f"{name!r} may be of several recipes", next_step=f"choose one of: {tags}")

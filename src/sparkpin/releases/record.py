@@ -28,6 +28,7 @@ from sparkpin.core.errors import InputError, IntegrityError, ManifestError
 from sparkpin.core.models import Name, Sha256, Size, StrictModel
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import INTERNAL, ROOTFS, TAG, UNSEALED, is_internal, name_of, tag_of
+from sparkpin.host import machine
 from sparkpin.host.fingerprint import Fingerprint
 from sparkpin.releases import lookup, promotions
 from sparkpin.releases.promotions import Promotion, Promotions
@@ -251,6 +252,18 @@ class Releases:
     def record_files(self, recipe: str) -> list[Path]:
         return [path for path in (self.root / recipe).glob("*.json") if RECORD.match(path.name)]
 
+    def default_recipe(self) -> str:
+        """For a command about releases that names none: the one whose release became current last, else the only one
+        that has releases, else this machine's."""
+        known, promoted = [name for name in self.recipes() if self.record_files(name)], dict[str, str]()
+        for name in known:
+            with contextlib.suppress(ManifestError):  # a damaged list of another stops nobody
+                if rows := self.promotions(name):
+                    promoted[name] = rows[-1].time
+        if promoted:
+            return max(promoted, key=promoted.__getitem__)
+        return known[0] if len(known) == 1 else machine.default_recipe(self.paths.project)
+
     def all(self) -> list[Release]:
         """Every release, by recipe, from the oldest to the newest."""
         return [release for recipe in self.recipes() for release in self.of_recipe(recipe)]
@@ -291,11 +304,12 @@ class Releases:
 
     def get(self, name: str, recipe: str | None = None) -> Release:
         """The release of a tag, or of anything else that `lookup` takes for one. recipe: one of this, where it is
-        given. InputError."""
+        given, else of the default one where several have the name. InputError."""
         release = self.find(name)
         if release is None:
             among = [recipe] if recipe and ":" not in name else self.recipes()
-            release = lookup.choose(name, [r for one in among for r in self.readable(one)[0]], recipe)
+            known = [release for one in among for release in self.readable(one)[0]]
+            release = lookup.choose(name, known, recipe, self.default_recipe)
             if not name.endswith(release.name):
                 self.of_recipe(release.recipe)  # raises: the newest that can be read need not be the newest
         if recipe not in (None, release.recipe):

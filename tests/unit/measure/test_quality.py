@@ -23,7 +23,6 @@ from sparkpin.cli import releases as commands_releases
 from sparkpin.cli import up as commands_up
 from sparkpin.core.errors import DiskError, HostError, InputError, ManifestError, QualityError
 from sparkpin.core.paths import Paths
-from sparkpin.host import machine
 from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.measure import own_server
 from sparkpin.measure.quality import compare, corpus, run
@@ -33,7 +32,6 @@ from sparkpin.measure.quality.run import QualityMeasured, Reading, keep
 from sparkpin.measure.quality.run import load as known
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import Quality
-from sparkpin.releases import current as choose
 from sparkpin.releases import quality_allowance, quality_gate, quality_record
 from sparkpin.releases.promotions import landing
 from sparkpin.releases.quality_record import Figure, QualityRecord, Texts
@@ -305,21 +303,6 @@ def test_a_skill_that_the_reference_has_not_is_not_judged() -> None:
     assert [line.name for line in judged] == ["needles"]
     (note,) = quality_allowance.notes(figures(), both, allowed)
     assert "tool_calls" in note and "needles" not in note
-
-
-def test_the_only_recipe_with_releases_is_meant(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "default_recipe", lambda project, stack=None: "default")
-    assert choose.choose_known(paths, None) == "default" and choose.choose_known(paths, "x") == "x"
-    records = Releases(paths)
-    records.save(release(1))
-    assert choose.choose_known(paths, None) == release(1).recipe
-    records.save(release(2, recipe="other"))
-    records.record_path(release(2, recipe="other")).write_text("{")
-    assert choose.choose_known(paths, None) == "default"
-    records.point(records.get(release(1).tag))
-    assert choose.choose_known(paths, None) == release(1).recipe, "of several, the one that became current last"
-    records.promotions_path("other").write_text("{")
-    assert choose.choose_known(paths, None) == release(1).recipe
 
 
 def test_a_release_is_compared_with_its_parent_stage_or_with_what_a_person_names(paths: Paths) -> None:

@@ -15,8 +15,9 @@ from sparkpin.cli import notes
 from sparkpin.core.errors import BusyError, InputError, IntegrityError, ManifestError, SparkpinError
 from sparkpin.core.files import lock
 from sparkpin.core.paths import Paths
+from sparkpin.host import machine
 from sparkpin.host.engine import Engine
-from sparkpin.releases import current
+from sparkpin.releases import current, record
 from sparkpin.releases.record import Release, Releases, State, release_key
 
 
@@ -135,16 +136,36 @@ def test_the_end_of_a_tag_or_a_stage_is_enough(records: Releases) -> None:
     assert records.get("current").tag == records.get("tiny:current").tag == old.tag
 
 
-def test_a_stage_of_several_recipes_is_no_name(records: Releases) -> None:
+def test_a_stage_of_several_recipes_is_the_default_one_s(records: Releases, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "default_recipe", lambda _: "one without releases")
     other = release(2, recipe="other")
     records.save(other)
     with pytest.raises(InputError) as caught:
         records.get("v2")
     assert release(1).tag in caught.value.next_step and other.tag in caught.value.next_step
-    assert records.get("other:v2") == records.get(other.name) == records.get("v2", "other") == other
+    for day, promoted in enumerate((release(1), other), start=1):
+        monkeypatch.setattr(record, "now", lambda day=day: f"2026-01-0{day}T00:00:00Z")
+        records.point(promoted)
+        assert records.get("v2").tag == records.get("current").tag == promoted.tag
+    assert records.get("other:v2") == records.get(other.name) == records.get("v2", "other")
     for name in (other.tag, other.name):
         with pytest.raises(InputError):
             records.get(name, "tiny")
+
+
+def test_the_only_recipe_with_releases_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "default_recipe", lambda project, stack=None: "default")
+    records = Releases(Paths(tmp_path, tmp_path, tmp_path))
+    assert records.default_recipe() == "default"
+    records.save(release(1))
+    assert records.default_recipe() == release(1).recipe
+    records.save(release(2, recipe="other"))
+    records.record_path(release(2, recipe="other")).write_text("{")
+    assert records.default_recipe() == "default"
+    records.point(records.get(release(1).tag))
+    assert records.default_recipe() == release(1).recipe, "of several, the one that became current last"
+    records.promotions_path("other").write_text("{")
+    assert records.default_recipe() == release(1).recipe
 
 
 def test_a_slip_in_a_tag_tells_the_nearest(records: Releases) -> None:
