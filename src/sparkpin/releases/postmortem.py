@@ -91,8 +91,10 @@ def last_death(log: bytes) -> bytes:
 
 
 def until_death(log: bytes) -> bytes:
-    """Without the lives after the last death, where there was one."""
-    after = log.find(DIVIDES, log.rfind(ENDED)) if ENDED in log else -1
+    """Without the lives after the last that ended by itself; where none did, without the one that runs."""
+    if ENDED not in log:
+        return log.rpartition(DIVIDES)[0]
+    after = log.find(DIVIDES, log.rfind(ENDED))
     return log[:after] if after >= 0 else log
 
 

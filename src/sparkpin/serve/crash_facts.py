@@ -111,19 +111,25 @@ def write(folder: Path, death: Death) -> Path:
     return folder / REPORT
 
 
-def keep_evidence(container: Container, folder: Path, recipe: str, tag: str, *, here: bool = True) -> None:
-    """Keep what a server that died in service has left, before its container goes. Nothing to do where it never died,
-    or where its report is there: of its last death, or of a start that failed. here: as of `examine`."""
-    state, how, path = container.attrs["State"], running.how_ended(container), folder / REPORT
-    if not (how or container.attrs.get("RestartCount")):
-        return
-    if path.is_file() and path.stat().st_mtime >= moment(state.get("FinishedAt", "")):
-        return
-    death = examine(container, recipe, tag, how or "died", here=here)
-    if ENDED not in death.log:  # it was stopped, and by force in the end
-        return
-    death = replace(death, log=until_death(death.log))
-    try:
-        say(f"{tag} died in service: {write(folder, death)} has the reason, as far as it is known")
-    except DiskError as error:  # a full disk must not keep anybody from stopping a server
-        say(f"warning: the post-mortem of {tag} is lost: {error.message}")
+def in_short(path: Path) -> str:
+    """One line of a post-mortem: who died, of what, and where the rest is."""
+    return "; ".join([*path.read_text(encoding="utf-8").splitlines()[:2], f"post-mortem: {path}"])
+
+
+def keep_evidence(container: Container, folder: Path, recipe: str, tag: str, *, here: bool = True) -> str:
+    """Keep what a server that died in service has left, before its container goes. Its last death as of `in_short`; ""
+    where it never died, or never was in service, whose post-mortem `serve` wrote. here: as of `examine`."""
+    attrs, how, path = container.attrs, running.how_ended(container), folder / REPORT
+    restarts, ended = attrs.get("RestartCount"), moment(attrs["State"].get("FinishedAt", ""))
+    if not (how or restarts) or attrs["HostConfig"]["RestartPolicy"]["Name"] in ("", "no"):
+        return ""
+    if not path.is_file() or path.stat().st_mtime < ended:
+        death = examine(container, recipe, tag, how or "died", here=here)
+        if ENDED not in death.log and not restarts:  # it was stopped, and by force in the end
+            return ""
+        try:
+            write(folder, replace(death, log=until_death(death.log)))
+        except DiskError as error:  # a full disk must not keep anybody from stopping a server
+            say(f"warning: the post-mortem of {tag} is lost: {error.message}")
+            return ""
+    return in_short(path)

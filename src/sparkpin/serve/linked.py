@@ -21,7 +21,7 @@ from sparkpin.releases.record import Release
 from sparkpin.serve import cluster, crash_facts, launch
 from sparkpin.serve.cluster import HERE, Checked, Machine, reached
 from sparkpin.serve.launch import LaunchOrder
-from sparkpin.serve.served import LABEL, RELEASE_LABEL, Service, base_name, find, is_running, try_read
+from sparkpin.serve.served import LABEL, RELEASE_LABEL, Service, base_name, find, is_healthy, is_running, try_read
 
 STOP_SECONDS = 30
 
@@ -114,16 +114,22 @@ def stop(paths: Paths, recipe: str, parts: Sequence[Part]) -> None:
 
 
 def remove(paths: Paths, recipe: str, parts: Sequence[Part]) -> None:
-    """What they left of a crash is kept before."""
+    """What they left of a crash is kept before. Of which release is read here: other machines may be anybody's."""
 
     def remove_part(part: Part) -> None:
-        if tag:
-            crash_facts.keep_evidence(part.container, part.folder(folder), recipe, tag, here=part.is_here)
+        if death := last_death(paths, recipe, tag, part) if tag else "":
+            well = f"{part.container.name} was stopped while healthy; before that, "
+            say(f"{well if is_healthy(part.container) else ''}{death}")
         launch.remove(part.container)
 
     tag = next((part.container.labels.get(RELEASE_LABEL, "") for part in parts if part.is_here), "")
-    folder = crash_facts.folder_of(paths, recipe, tag.rpartition(":")[2])
     for_all(parts, remove_part)
+
+
+def last_death(paths: Paths, recipe: str, tag: str, part: Part) -> str:
+    """As `crash_facts.keep_evidence`."""
+    folder = part.folder(crash_facts.folder_of(paths, recipe, tag.rpartition(":")[2]))
+    return crash_facts.keep_evidence(part.container, folder, recipe, tag, here=part.is_here)
 
 
 def orders_of(wanted: LaunchOrder, checked: Checked | None) -> tuple[LaunchOrder, ...]:

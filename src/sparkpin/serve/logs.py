@@ -24,7 +24,7 @@ from sparkpin.releases import container as running
 from sparkpin.releases.postmortem import WATCH
 from sparkpin.serve import cluster, crash_facts, linked
 from sparkpin.serve.cluster import HERE, Machine
-from sparkpin.serve.served import LABEL, is_running, read, services
+from sparkpin.serve.served import LABEL, RELEASE_LABEL, is_running, read, services
 from sparkpin.serve.status import service_of
 
 GONE_SECONDS = 60.0  # until a server that was stopped counts as stopped for good: a switch starts the next one by then
@@ -34,11 +34,12 @@ GONE_LOOKS = 10  # that find no container: in a switch there is none for a momen
 
 def logs(paths: Paths, engine: Engine, recipe: str | None, *, lines: int, follow: bool) -> None:
     """The server's own words, of several machines with the name of each before its lines; where its container went with
-    a start that failed, those that were kept. lines: how many of the last ones."""
+    a start that failed, those that were kept. Then the last death in short, where there was one. lines: how many of the
+    last ones."""
     runs = any(recipe in (None, one.labels[LABEL]) for one in services(engine, paths.home))
-    if not runs and (file := newest_log(paths, recipe)):
-        terminal.say(f"nothing runs; of the last server that failed: {file}")
-        write(deque(without_watch(io.BytesIO(file.read_bytes())), lines))
+    if not runs and (file := newest_report(paths, recipe)):
+        write(deque(without_watch(io.BytesIO(file.with_name(crash_facts.LOG).read_bytes())), lines))
+        terminal.say(f"nothing runs; of the last server that failed: {crash_facts.in_short(file)}")
         return
     container = service_of(paths, engine, recipe)
     recipe = container.labels[LABEL]
@@ -47,10 +48,14 @@ def logs(paths: Paths, engine: Engine, recipe: str | None, *, lines: int, follow
         for url, error in away.items():
             terminal.say(f"{url} is away: {error.message}")
         moments, every = dict[str, str](), [Machine(HERE, engine), *machines]
-        for part in linked.find_parts(home, recipe, every):
+        parts = linked.find_parts(home, recipe, every)
+        for part in parts:
             lines_read, moments[str(part.container.id)] = last_lines(part.container, lines)
             write(lines_read, f"{part.machine.where} | " if urls else "")
         if not follow:
+            tag = container.labels[RELEASE_LABEL]
+            for death in filter(None, [linked.last_death(paths, recipe, tag, part) for part in parts]):
+                terminal.say(death)
             return
 
         def find(machine: Machine) -> Container | None:
@@ -138,6 +143,6 @@ def write(lines: Iterable[bytes], name: str = "") -> None:
     sys.stdout.flush()
 
 
-def newest_log(paths: Paths, recipe: str | None) -> Path | None:
-    found = (paths.home / "serve").glob(f"{recipe or '*'}/*/{crash_facts.LOG}")
+def newest_report(paths: Paths, recipe: str | None) -> Path | None:
+    found = (paths.home / "serve").glob(f"{recipe or '*'}/*/{crash_facts.REPORT}")
     return max(found, key=lambda path: path.stat().st_mtime, default=None)

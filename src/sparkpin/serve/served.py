@@ -41,13 +41,14 @@ class Service(BaseModel):
 
     address: None where it was never served; cluster: its machines, None for this one alone; orders: of its containers,
     the one of this machine first, none once it is stopped; former: what is started again if this does not answer, None
-    once it has.
+    once it has; answered: when `serve` last had a real request answered, seconds since 1970.
     """
 
     address: Address | None = None
     cluster: Cluster | None = None
     orders: tuple[LaunchOrder, ...] = ()
     former: Service | None = None
+    answered: float = 0
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -147,8 +148,7 @@ class Served:
 
     @property
     def health(self) -> str:
-        """What Docker's health check says: "healthy", "unhealthy" or "starting", "" where it has none."""
-        return str((self.state.get("Health") or {}).get("Status", ""))
+        return health_of(self.server)
 
     @property
     def restarts(self) -> int:
@@ -197,6 +197,16 @@ def running_release(paths: Paths, engine: Engine, recipe: str) -> str | None:
 
 def is_running(container: Container) -> bool:
     return container.status in ("running", "restarting", "paused")
+
+
+def is_healthy(container: Container) -> bool:
+    """As Docker described it last; False where that is inconclusive."""
+    return container.status == "running" and health_of(container) == "healthy"
+
+
+def health_of(container: Container) -> str:
+    """What Docker's health check says: "healthy", "unhealthy" or "starting", "" where it has none."""
+    return str((container.attrs["State"].get("Health") or {}).get("Status", ""))
 
 
 def describe(engine: Engine, container: Container) -> Served:

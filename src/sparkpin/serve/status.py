@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from sparkpin.core import terminal
 from sparkpin.core.errors import DownError, InputError
@@ -13,7 +14,7 @@ from sparkpin.releases.container import how_ended, log_of
 from sparkpin.releases.postmortem import last_life, report
 from sparkpin.releases.record import Releases
 from sparkpin.serve import crash_facts, linked
-from sparkpin.serve.served import LABEL, Served, services
+from sparkpin.serve.served import LABEL, Served, services, try_read
 from sparkpin.serve.served import status as served_here
 from sparkpin.smoke.startup import Startup
 
@@ -76,7 +77,8 @@ def row(paths: Paths, served: Served, state: str) -> tuple[str, ...]:
 
 
 def show_more(paths: Paths, served: Served) -> None:
-    """A line with what is not in the table; the post-mortem of one that died."""
+    """A line with what is not in the table; the post-mortem of one of this home that died since `serve` had an answer
+    of it."""
     machines, limits = linked.states(served.home, served.recipe), served.address.limits
     more = [f"rank {rank} at {url}: {state}" for rank, (url, state) in enumerate(machines.items(), 1)]
     more += [f"started again {terminal.count(served.restarts, 'time')}"] if served.restarts else []
@@ -89,10 +91,16 @@ def show_more(paths: Paths, served: Served) -> None:
     if more:
         terminal.show(f"{served.recipe}: {'; '.join(more)}")
     how = how_ended(served.server)
-    if not served.ready and (how or served.restarts):
+    if served.home == str(paths.home) and not served.ready and (how or died_since_answer(served)):
         why = how or f"is {served.server.status}"
         death = crash_facts.examine(served.server, served.recipe, served.release, why)
         terminal.show("\n".join(("", *report(death))))
+
+
+def died_since_answer(served: Served) -> bool:
+    """Whether Docker has started it again since `serve` had an answer of it; also where its end has no time."""
+    ended = crash_facts.moment(served.state.get("FinishedAt", ""))
+    return bool(served.restarts) and ended > try_read(Path(served.home), served.recipe).answered
 
 
 def load_of(container: Container) -> str:

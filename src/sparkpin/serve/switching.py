@@ -90,7 +90,7 @@ class Switch:
             raise
         if not ready:
             raise Detached(f"{self.name} continues to start {order.release.tag}")
-        self.note(lambda record: record.model_copy(update={"former": None}))
+        self.note(lambda record: record.model_copy(update={"former": None, "answered": time.time()}))
         return self.look(parts[0])
 
     def begun(self, record: Service) -> Service:

@@ -68,6 +68,8 @@ def test_a_crash_and_a_hang_end_in_a_new_start_and_the_last_one_in_a_post_mortem
     signal_processes(container, "vllm serve", "KILL")
     await_start(container, 1, served)
     assert b"sparkpin: ended by signal 9 (SIGKILL)" in container.logs()
+    logs.logs(site.paths, site.engine, "fake", lines=2, follow=False)
+    assert crash_facts.REPORT in capsys.readouterr().err, "it answers again, and its death is not forgotten"
 
     with httpx.Client(trust_env=False, timeout=60) as client:
         client.post(f"{served.url}/completions", json={"prompt": "hang"})

@@ -142,7 +142,8 @@ def test_nothing_is_made_where_a_machine_is_away() -> None:
 
 
 def test_what_another_machine_s_server_left_is_kept_under_its_own_name(tmp_path: Path) -> None:
-    dead = {"State": {"Status": "exited", "ExitCode": 72}, "HostConfig": {}, "RestartCount": 0}
+    host = {"RestartPolicy": {"Name": "unless-stopped"}}
+    dead = {"State": {"Status": "exited", "ExitCode": 72}, "HostConfig": host, "RestartCount": 0}
     log = b"sparkpin: starting the server\nsparkpin: ended: a worker has gone from torch's store\n"
     head = part("here", labels={"sparkpin.release": PAIR.tag}, attrs={**dead, "State": {"Status": "created"}})
     peer = part("ssh://c", attrs=dead, logs=lambda **_: log, labels={"sparkpin.release": "../../evil"})

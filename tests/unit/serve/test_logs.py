@@ -6,16 +6,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import docker.errors
 import pytest
+from heard import heard
 
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine
 from sparkpin.releases.inside import STAYS_DOWN
-from sparkpin.serve import crash_facts, logs, status
-from sparkpin.serve.served import LABEL
+from sparkpin.serve import crash_facts, linked, logs, status
+from sparkpin.serve.served import LABEL, RELEASE_LABEL
 
 
 @pytest.fixture(autouse=True)
@@ -107,9 +109,10 @@ def test_a_kept_log_stands_for_no_server_that_runs(
 ) -> None:
     """Of two that run one has to be named."""
     paths, run = Paths(tmp_path, tmp_path, tmp_path), list[Any]()
-    kept = tmp_path / "serve/a/base-1" / crash_facts.LOG
-    kept.parent.mkdir(parents=True)
-    kept.write_text("why\n")
+    folder = tmp_path / "serve/a/base-1"
+    folder.mkdir(parents=True)
+    for name in (crash_facts.LOG, crash_facts.REPORT):
+        (folder / name).write_text("why\n")
     for module in (logs, status):
         monkeypatch.setattr(module, "services", lambda *_: run)
     engine: Any = None
@@ -118,3 +121,30 @@ def test_a_kept_log_stands_for_no_server_that_runs(
     run += [SimpleNamespace(labels={LABEL: name}) for name in "ab"]
     with pytest.raises(InputError):
         logs.logs(paths, engine, None, lines=9, follow=False)
+
+
+def test_the_log_of_a_server_that_was_started_again_ends_with_its_last_death(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In short, with the place of the rest, which nobody has written before."""
+    paths, engine = Paths(tmp_path, tmp_path, tmp_path), cast(Engine, None)
+    there: Any = Service("a", [])
+    there.written = [
+        "sparkpin: starting the server\n",
+        "ValueError: of its first life\n",
+        "sparkpin: ended with 1\n",
+        "sparkpin: starting the server\n",
+    ]
+    there.labels = {LABEL: "a", RELEASE_LABEL: "sparkpin/a:base-1"}
+    there.attrs = {
+        "State": {"Status": "running", "ExitCode": 0, "FinishedAt": "2026-01-01T00:00:00Z"},
+        "HostConfig": {"RestartPolicy": {"Name": "on-failure"}},
+        "RestartCount": 1,
+    }
+    for module in (logs, status):
+        monkeypatch.setattr(module, "services", lambda *_: [there])
+    monkeypatch.setattr(linked, "find", lambda *_: there)
+    said = heard()
+    logs.logs(paths, engine, None, lines=9, follow=False)
+    (line,) = said
+    assert "of its first life" in line and str(tmp_path / "serve/a/base-1" / crash_facts.REPORT) in line

@@ -7,14 +7,20 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
+from heard import heard
 from places import DATA
 
+from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine
 from sparkpin.releases.postmortem import Cause, Death, cause, causes, first_error, report
-from sparkpin.serve import crash_facts
+from sparkpin.serve import crash_facts, linked
+from sparkpin.serve.cluster import HERE, Machine
+from sparkpin.serve.linked import Part
+from sparkpin.serve.served import RELEASE_LABEL
 
 CASES = yaml.safe_load((DATA / "crashes.yaml").read_text())
 INIT = """(EngineCore pid=170) ERROR 11-22 03:55:16 [core.py:1510] EngineCore failed to start.
@@ -169,38 +175,56 @@ def test_an_empty_journal_says_no_more_than_none(monkeypatch: pytest.MonkeyPatch
     assert found[0] == found[1] != found[2]
 
 
-def container(log: str, **state: Any) -> Any:
+def container(log: str, *, policy: str = "on-failure", **state: Any) -> Any:
     attrs = {
-        "State": {"Status": "exited", "ExitCode": 1, "FinishedAt": "2026-01-01T00:00:00Z", **state},
-        "HostConfig": {},
         "RestartCount": state.pop("restarts", 0),
+        "State": {"Status": "exited", "ExitCode": 1, "FinishedAt": "2026-01-01T00:00:00Z", **state},
+        "HostConfig": {"RestartPolicy": {"Name": policy}},
     }
-    return SimpleNamespace(attrs=attrs, logs=lambda **_: log.encode())
+    labels = {RELEASE_LABEL: "sparkpin/r:base-1"}
+    return SimpleNamespace(
+        name="c", attrs=attrs, status=attrs["State"]["Status"], labels=labels, logs=lambda **_: log.encode()
+    )
 
 
 LIFE = "sparkpin: starting the server\n"
-RUNS = {"Status": "running", "ExitCode": 0}
+RUNS = {"Status": "running", "ExitCode": 0, "restarts": 1}
 
 
 @pytest.mark.parametrize(
     ("log", "state", "kept"),
     [
         (LIFE + INIT, {}, True),
-        (LIFE + INIT + LIFE, {**RUNS, "restarts": 1}, True),  # it runs again; the reason is as good as gone
+        (LIFE + INIT + LIFE, RUNS, True),  # it runs again; the reason is as good as gone
+        (LIFE + INIT.replace(INIT.splitlines()[-1], "") + LIFE, RUNS, True),  # process 1 went first, and wrote no end
+        (LIFE + INIT, {"policy": "no"}, False),  # a start that failed, which `serve` has reported
         (LIFE + ANSWER, {"ExitCode": 137}, False),  # Docker ended what did not stop in time
-        (LIFE + ANSWER, {**RUNS}, False),
+        (LIFE + ANSWER, {**RUNS, "restarts": 0}, False),
         (LIFE + ANSWER, {"ExitCode": 0}, False),
     ],
 )
 def test_what_a_crash_left_is_kept_before_its_container_goes(
     tmp_path: Path, log: str, state: dict[str, Any], kept: bool
 ) -> None:
+    """Once for each death, with nothing of its later life, which may be long."""
     gone, folder = container(log, **state), tmp_path / "serve/r/base-1"
-    crash_facts.keep_evidence(gone, folder, "r", "sparkpin/r:base-1")
-    assert folder.exists() == kept
+    short = crash_facts.keep_evidence(gone, folder, "r", "sparkpin/r:base-1")
+    assert folder.exists() == kept == bool(short)
     if kept:
-        assert (folder / crash_facts.LOG).read_text() == LIFE + INIT, "nothing of its later life, which may be long"
-        assert "/dev/shm" in (folder / crash_facts.REPORT).read_text()
-        (folder / crash_facts.REPORT).write_text("of a start that failed, just now")
-        crash_facts.keep_evidence(gone, folder, "r", "sparkpin/r:base-1")
-        assert (folder / crash_facts.REPORT).read_text() == "of a start that failed, just now"
+        assert (folder / crash_facts.LOG).read_text().strip() == log.removesuffix(LIFE).strip()
+        assert "/dev/shm" in short and str(folder / crash_facts.REPORT) in short and "\n" not in short
+        (folder / crash_facts.REPORT).write_text("as it was written then")
+        assert "as it was written then" in crash_facts.keep_evidence(gone, folder, "r", "sparkpin/r:base-1")
+
+
+@pytest.mark.parametrize("health", ["healthy", "unhealthy", "starting", ""])
+def test_only_a_server_that_is_known_to_be_healthy_is_stopped_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, health: str
+) -> None:
+    """Of one that died before, and that Docker has started again."""
+    monkeypatch.setattr(linked.launch, "remove", lambda _: None)
+    there, said = container(LIFE + INIT + LIFE, **RUNS, Health={"Status": health}), heard()
+    part = Part(Machine(HERE, cast(Engine, None)), there)
+    linked.remove(Paths(tmp_path, tmp_path, tmp_path), "r", [part])
+    (line,) = said
+    assert "/dev/shm" in line and ("stopped while healthy" in line) == (health == "healthy")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import subprocess
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -151,6 +152,19 @@ def test_what_has_no_room_is_not_started_and_the_former_one_answers_again(
     with pytest.raises(HostError):
         switch.carry_out()
     assert back == [switch]
+
+
+def test_when_it_answered_last_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of a server that runs already, whose earlier deaths are no news then."""
+    for name, value in {"bring_proxy": None, "await_ready": True, "look": None}.items():
+        monkeypatch.setattr(Switch, name, lambda *_, value=value: value)
+    paths, engine, parts = Paths(tmp_path, tmp_path, tmp_path), cast(Any, None), cast(Any, [None])
+    monkeypatch.setattr(switching.linked, "keep_up", lambda *_: None)
+    known = Service(orders=(launch_order(tmp_path),))
+    write(tmp_path, "r", known)
+    before = time.time()
+    Switch(paths, engine, "r", known, known, {}, parts, True, None, 0).carry_out()
+    assert read(tmp_path, "r").answered >= before
 
 
 def test_why_a_start_failed_is_told_where_going_back_fails_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

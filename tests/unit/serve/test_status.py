@@ -40,6 +40,29 @@ def test_a_server_that_another_run_has_just_replaced_starts(tmp_path: Path) -> N
     assert status.state_of(served_at(tmp_path, Address(), logs=gone)).startswith(status.STARTS)
 
 
+@pytest.mark.parametrize(
+    ("other", "ended", "answered", "shown"),
+    [
+        (False, "2026-01-01T00:00:00Z", 0, True),
+        (False, "2026-01-01T00:00:00Z", 2e9, False),  # served again since
+        (False, "", 2e9, True),  # it is not known when
+        (True, "2026-01-01T00:00:00Z", 0, False),
+    ],
+)
+def test_a_death_is_shown_where_it_was_and_until_the_next_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], other: bool, ended: str, answered: float, shown: bool
+) -> None:
+    """Of a server that Docker has started again."""
+    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    write(paths.home, "r", Service(answered=answered))
+    home = tmp_path / "other" if other else paths.home
+    served = served_at(home, Address(), logs=lambda **_: b"ValueError: why\nsparkpin: ended with 1\n")
+    attrs = {"State": {"Status": "running", "FinishedAt": ended}, "RestartCount": 1, "HostConfig": {}}
+    served.server.attrs.update(attrs)
+    status.show_more(paths, served)
+    assert ("ValueError: why" in capsys.readouterr().out) == shown
+
+
 STATISTICS = """(APIServer pid=7) INFO 11-29 10:06:55 [loggers.py:1] Avg prompt throughput: 9.9 tokens/s, Running: {}
 (APIServer pid=7) INFO 11-29 10:06:55 [metrics.py:1] SpecDecoding metrics: Accepted: 9, Avg Draft acceptance rate: {}
 """
