@@ -102,13 +102,12 @@ def gpu_line(gpu: Gpu) -> str:
     return f"GPU now: {gpu.name}, driver {gpu.driver}{busy}{slowed}"
 
 
-def write(folder: Path, death: Death) -> Path:
-    """Write report and log, since the container may go. Where the report lies."""
+def write(folder: Path, death: Death) -> None:
+    """Report and log, since the container may go."""
     with atomic_file(folder / LOG, mode=0o600) as file:
         file.write(death.log[-LOG_BYTES:])
     with atomic_file(folder / REPORT, mode=0o600) as file:
         file.write(("\n".join(report(death)) + "\n").encode())
-    return folder / REPORT
 
 
 def in_short(path: Path) -> str:

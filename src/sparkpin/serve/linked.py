@@ -21,7 +21,7 @@ from sparkpin.releases.record import Release
 from sparkpin.serve import cluster, crash_facts, launch
 from sparkpin.serve.cluster import HERE, Checked, Machine, reached
 from sparkpin.serve.launch import LaunchOrder
-from sparkpin.serve.served import LABEL, RELEASE_LABEL, Service, base_name, find, is_healthy, is_running, try_read
+from sparkpin.serve.served import LABEL, RELEASE_LABEL, Service, base_name, find, is_running, try_read
 
 STOP_SECONDS = 30
 
@@ -118,8 +118,8 @@ def remove(paths: Paths, recipe: str, parts: Sequence[Part]) -> None:
 
     def remove_part(part: Part) -> None:
         if death := last_death(paths, recipe, tag, part) if tag else "":
-            well = f"{part.container.name} was stopped while healthy; before that, "
-            say(f"{well if is_healthy(part.container) else ''}{death}")
+            is_healthy = (part.container.status, part.container.health) == ("running", "healthy")
+            say(f"{part.container.name} was stopped while healthy; before that, {death}" if is_healthy else death)
         launch.remove(part.container)
 
     tag = next((part.container.labels.get(RELEASE_LABEL, "") for part in parts if part.is_here), "")

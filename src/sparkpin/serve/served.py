@@ -101,7 +101,6 @@ def change(home: Path, recipe: str, changed: Callable[[Service], Service]) -> Se
 
 def write(home: Path, recipe: str, service: Service) -> None:
     path = record_path(home, recipe)
-    path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path, mode=0o600) as file:
         file.write(service.model_dump_json().encode())
 
@@ -148,7 +147,8 @@ class Served:
 
     @property
     def health(self) -> str:
-        return health_of(self.server)
+        """What Docker's health check says: "healthy", "unhealthy", "starting" or "unknown"."""
+        return str(self.server.health)
 
     @property
     def restarts(self) -> int:
@@ -197,16 +197,6 @@ def running_release(paths: Paths, engine: Engine, recipe: str) -> str | None:
 
 def is_running(container: Container) -> bool:
     return container.status in ("running", "restarting", "paused")
-
-
-def is_healthy(container: Container) -> bool:
-    """As Docker described it last; False where that is inconclusive."""
-    return container.status == "running" and health_of(container) == "healthy"
-
-
-def health_of(container: Container) -> str:
-    """What Docker's health check says: "healthy", "unhealthy" or "starting", "" where it has none."""
-    return str((container.attrs["State"].get("Health") or {}).get("Status", ""))
 
 
 def describe(engine: Engine, container: Container) -> Served:

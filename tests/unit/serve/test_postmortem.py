@@ -175,16 +175,14 @@ def test_an_empty_journal_says_no_more_than_none(monkeypatch: pytest.MonkeyPatch
     assert found[0] == found[1] != found[2]
 
 
-def container(log: str, *, policy: str = "on-failure", **state: Any) -> Any:
+def container(log: str, *, policy: str = "on-failure", health: str = "unknown", **state: Any) -> Any:
     attrs = {
         "RestartCount": state.pop("restarts", 0),
         "State": {"Status": "exited", "ExitCode": 1, "FinishedAt": "2026-01-01T00:00:00Z", **state},
         "HostConfig": {"RestartPolicy": {"Name": policy}},
     }
-    labels = {RELEASE_LABEL: "sparkpin/r:base-1"}
-    return SimpleNamespace(
-        name="c", attrs=attrs, status=attrs["State"]["Status"], labels=labels, logs=lambda **_: log.encode()
-    )
+    named = {"name": "c", "status": attrs["State"]["Status"], "labels": {RELEASE_LABEL: "sparkpin/r:base-1"}}
+    return SimpleNamespace(attrs=attrs, health=health, logs=lambda **_: log.encode(), **named)
 
 
 LIFE = "sparkpin: starting the server\n"
@@ -217,13 +215,13 @@ def test_what_a_crash_left_is_kept_before_its_container_goes(
         assert "as it was written then" in crash_facts.keep_evidence(gone, folder, "r", "sparkpin/r:base-1")
 
 
-@pytest.mark.parametrize("health", ["healthy", "unhealthy", "starting", ""])
+@pytest.mark.parametrize("health", ["healthy", "unhealthy", "starting", "unknown"])
 def test_only_a_server_that_is_known_to_be_healthy_is_stopped_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, health: str
 ) -> None:
     """Of one that died before, and that Docker has started again."""
     monkeypatch.setattr(linked.launch, "remove", lambda _: None)
-    there, said = container(LIFE + INIT + LIFE, **RUNS, Health={"Status": health}), heard()
+    there, said = container(LIFE + INIT + LIFE, **RUNS, health=health), heard()
     part = Part(Machine(HERE, cast(Engine, None)), there)
     linked.remove(Paths(tmp_path, tmp_path, tmp_path), "r", [part])
     (line,) = said

@@ -27,7 +27,8 @@ from sparkpin.serve.served import Served, Service, read, record_path, write
 
 def served_at(home: Path, address: Address, model: str = "m", **more: Any) -> Served:
     """Of which no container is asked."""
-    server: Any = SimpleNamespace(name="c", status="running", attrs={"State": {"Status": "running"}}, **more)
+    attrs = {"State": {"Status": "running"}}
+    server: Any = SimpleNamespace(name="c", status="running", health="unknown", attrs=attrs, **more)
     return Served(str(home), "r", "sparkpin/r:v2-1", model, address, server, None)
 
 
@@ -148,8 +149,7 @@ def test_a_server_whose_record_cannot_be_read_is_not_asked(
     monkeypatch.setattr(records, "client_of", lambda *_: pytest.fail("asked"))
     labels, engine = {HOME_LABEL: str(tmp_path), records.LABEL: "r"}, Any
     for health in ("healthy", "starting"):
-        state = {"Health": {"Status": health}}
-        server: Any = SimpleNamespace(labels=labels, name="s", status="running", attrs={"State": state})
+        server: Any = SimpleNamespace(labels=labels, name="s", status="running", health=health)
         found = records.describe(engine, server)
         assert (found.address.host, found.address.port, found.ready) == ("::1", 8001, health == "healthy")
 
