@@ -92,10 +92,8 @@ def last_death(log: bytes) -> bytes:
 
 def until_death(log: bytes) -> bytes:
     """Without the lives after the last that ended by itself; where none did, without the one that runs."""
-    if ENDED not in log:
-        return log.rpartition(DIVIDES)[0]
-    after = log.find(DIVIDES, log.rfind(ENDED))
-    return log[:after] if after >= 0 else log
+    lives, ended, rest = log.rpartition(ENDED)
+    return lives + ended + rest.partition(DIVIDES)[0] if ended else log.rpartition(DIVIDES)[0]
 
 
 def relevant(log: bytes) -> list[str]:

@@ -91,7 +91,7 @@ def kernel_lines(text: str, since: str, boot: float, container: str) -> list[str
 def moment(text: str) -> float:
     """Seconds since 1970 of a moment as Docker writes it; the end of time for none."""
     try:
-        return datetime.fromisoformat(re.sub(r"\.\d+", "", text).replace("Z", "+00:00")).timestamp()
+        return datetime.fromisoformat(text).timestamp()
     except ValueError:
         return math.inf
 

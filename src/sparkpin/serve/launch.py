@@ -77,7 +77,13 @@ def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None
         name=name,
         entrypoint=[*PYTHON, PROGRAM, "run"],
         labels=dict(wanted.labels),
-        healthcheck=healthcheck(wanted),
+        healthcheck=Healthcheck(
+            test=["CMD", *PYTHON, PROGRAM, "health"],
+            interval=int(INTERVAL * SECOND),
+            timeout=CHECK_SECONDS * SECOND,
+            start_period=int(wanted.timeout * SECOND),
+            retries=2,  # one may fail because the machine is slow
+        ),
         mounts=[
             Mount(target=FOLDER, source=None, type="volume"),  # goes with the container
             Mount(target=SOCKETS, source=volume, type="volume"),
@@ -96,16 +102,6 @@ def create_filled(engine: Engine, image: str, fill: Callable[[Container], None],
         remove(container)
         raise
     return container
-
-
-def healthcheck(wanted: LaunchOrder) -> Healthcheck:
-    return Healthcheck(
-        test=["CMD", *PYTHON, PROGRAM, "health"],
-        interval=int(INTERVAL * SECOND),
-        timeout=CHECK_SECONDS * SECOND,
-        start_period=int(wanted.timeout * SECOND),
-        retries=2,  # one may fail because the machine is slow
-    )
 
 
 def parts(wanted: LaunchOrder) -> dict[str, bytes]:

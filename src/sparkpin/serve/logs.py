@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from pathlib import Path
 
 from sparkpin.core import terminal
 from sparkpin.core.errors import SparkpinError
@@ -37,9 +36,10 @@ def logs(paths: Paths, engine: Engine, recipe: str | None, *, lines: int, follow
     a start that failed, those that were kept. Then the last death in short, where there was one. lines: how many of the
     last ones."""
     runs = any(recipe in (None, one.labels[LABEL]) for one in services(engine, paths.home))
-    if not runs and (file := newest_report(paths, recipe)):
-        write(deque(without_watch(io.BytesIO(file.with_name(crash_facts.LOG).read_bytes())), lines))
-        terminal.say(f"nothing runs; of the last server that failed: {crash_facts.in_short(file)}")
+    reports = (paths.home / "serve").glob(f"{recipe or '*'}/*/{crash_facts.REPORT}")
+    if not runs and (newest := max(reports, key=lambda path: path.stat().st_mtime, default=None)):
+        write(deque(without_watch(io.BytesIO(newest.with_name(crash_facts.LOG).read_bytes())), lines))
+        terminal.say(f"nothing runs; of the last server that failed: {crash_facts.in_short(newest)}")
         return
     container = service_of(paths, engine, recipe)
     recipe = container.labels[LABEL]
@@ -141,8 +141,3 @@ def write(lines: Iterable[bytes], name: str = "") -> None:
     """Other people's bytes, without what a terminal would obey. name: goes before each line."""
     sys.stdout.write(terminal.tame("".join(name + line.decode(errors="replace") for line in lines)))
     sys.stdout.flush()
-
-
-def newest_report(paths: Paths, recipe: str | None) -> Path | None:
-    found = (paths.home / "serve").glob(f"{recipe or '*'}/*/{crash_facts.REPORT}")
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)

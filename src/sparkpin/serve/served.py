@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 LABEL = "sparkpin.serve"  # its value is the recipe
 RELEASE_LABEL = "sparkpin.release"
-PREFIX = "sparkpin-"
 PROXY = "-proxy"
 PROXY_LABEL = "sparkpin.proxy"  # of the proxy alone; its value is `ProxyOrder.mark`
 MODEL_LABEL = "sparkpin.serve.model"
@@ -162,7 +161,7 @@ def name_of(paths: Paths, recipe: str) -> str:
 
 
 def base_name(home: str, recipe: str) -> str:
-    return f"{PREFIX}{recipe}-{hashlib.sha256(home.encode()).hexdigest()[:8]}"
+    return f"sparkpin-{recipe}-{hashlib.sha256(home.encode()).hexdigest()[:8]}"
 
 
 def status(engine: Engine) -> tuple[Served, ...]:
