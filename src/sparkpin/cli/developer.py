@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -13,9 +12,8 @@ from typing import Annotated
 
 from sparkpin.build.record import RenderedImage
 from sparkpin.build.render import render_chain
-from sparkpin.cli.line import fail
 from sparkpin.cli.tasks import task
-from sparkpin.core.errors import HostError, InputError
+from sparkpin.core.errors import InputError
 from sparkpin.core.paths import project_folder
 from sparkpin.core.terminal import show
 from sparkpin.pins import manifests
@@ -28,7 +26,6 @@ REAL = ["--maxprocesses", "4", "tests/engine", "tests/e2e", "tests/adversary"]  
 # secrets. Inside wheels and Debian packages nothing is searched.
 PARTS = ("pins", "recipes", "stages", "dockerfiles", "mods", "src/sparkpin/build/rootfs.sh")
 CONFIG = ".hadolint.yaml"
-ASSET = re.compile(r"""<(?:script|link|img)\b[^>]*?\b(?:src|href)=["']?([^"'> ]+)""")
 HADOLINT = Path(sys.executable).with_name("hadolint")
 
 
@@ -61,46 +58,15 @@ def check() -> int:
         [*PYTHON, "ruff", "format", "--check", "."],
         [*PYTHON, "mypy"],
         [Path(sys.executable).with_name("shellcheck"), "install.sh", ".ci/run", *scripts],
+        [sys.executable, ".ci/prose.py"],
+        [sys.executable, ".ci/site.py"],
     ]
-    codes = [*run_all(commands), lint(project), prose(project)]
-    try:
-        codes.append(site(project))
-    except HostError as error:
-        codes.append(fail(f"error: {error}", error.exit_code))
-    return max(codes)
+    return max(*run_all(commands), lint(project))
 
 
 def run_all(commands: Sequence[Sequence[str | Path]]) -> list[int]:
     """Run each in the project, though one before it failed; returns the exit codes."""
     return [subprocess.run(command, cwd=project_folder()).returncode for command in commands]
-
-
-def prose(project: Path) -> int:
-    """Words that .ci/prose.yaml advises against, in documents and in what sparkpin prints."""
-    return subprocess.run([sys.executable, ".ci/prose.py"], cwd=project).returncode
-
-
-def site(project: Path) -> int:
-    """Build the documents' site, where a link or an anchor that leads nowhere is an error."""
-    mkdocs = Path(sys.executable).with_name("mkdocs")
-    if not mkdocs.exists():
-        step = f"{mkdocs.with_name('uv')} pip install --require-hashes -r .ci/docs.lock, then invoke check"
-        raise HostError("mkdocs is not installed, which builds the documents' site", next_step=step)
-    with tempfile.TemporaryDirectory() as folder:
-        argv: list[str | Path] = [mkdocs, "build", "--config-file", ".ci/mkdocs.yml", "--site-dir", folder]
-        env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # an advertisement
-        done = subprocess.run(argv, cwd=project, capture_output=True, text=True, env=env)
-        lines = [line for line in done.stderr.splitlines() if not line.startswith("INFO")]
-        lines += sorted(asset_faults(Path(folder)))
-    show("\n".join(lines) or "the documents' site was built")
-    return int(bool(done.returncode or lines))
-
-
-def asset_faults(folder: Path) -> set[str]:
-    """Scripts, styles and pictures of a site that are elsewhere or nowhere: it is read without a network."""
-    pages = [page for page in folder.rglob("*.html") if page.name != "404.html"]  # whose paths begin with a slash
-    assets = {(page.parent, asset) for page in pages for asset in ASSET.findall(page.read_text(encoding="utf-8"))}
-    return {f"the site's {asset} is not in it" for parent, asset in assets if not (parent / asset).is_file()}
 
 
 def rendered(project: Path) -> dict[str, RenderedImage]:
