@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.cli.tasks import task
@@ -13,13 +13,12 @@ from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import show
 from sparkpin.distribute import signing
+from sparkpin.distribute import verify as verifying
+from sparkpin.distribute.bundle import open_bundle
 from sparkpin.host.engine import engine_of
 from sparkpin.image.oci import INDEX
 from sparkpin.releases import current
 from sparkpin.releases.record import Release, Releases
-
-if TYPE_CHECKING:
-    from sparkpin.distribute.verify import Check
 
 
 def make_evidence(tag: str) -> None:
@@ -35,8 +34,6 @@ def make_evidence(tag: str) -> None:
 
 def step_of(wrong: Sequence[str], paths: Paths, release: Release) -> str:
     """What mends a release. wrong: names of checks. Neither --sign nor a rebuild mends a record: both go by it."""
-    from sparkpin.distribute import verify as verifying
-
     if {*wrong} & {*verifying.OF_RECORDS}:
         record = Releases(paths).record_path(release)
         return f"restore {record} from a backup, or invoke import FILE (a bundle of the release)"
@@ -56,9 +53,6 @@ def verify(
 
     invoke verify v2 --require-signature
     """
-    from sparkpin.distribute import verify as verifying  # slow to import, and no other task needs it
-    from sparkpin.distribute.bundle import open_bundle
-
     if Path(subject).is_file() or (Path(subject) / INDEX).is_file():
         if sign:
             raise InputError(f"{subject}: a bundle is signed where it was made", next_step="leave --sign out")
@@ -71,7 +65,9 @@ def verify(
             make_evidence(subject)
         paths = Paths.from_env()
         release = Releases(paths).get(subject)
-        checks = verify_release(paths, release)
+        evidence, allowed = verifying.evidence_of(paths, release), signing.Keys.from_env().allowed
+        checks = [*verifying.check_evidence(evidence), verifying.check_loaded(engine_of(paths), release)]
+        checks.append(verifying.check_published(paths.project, release, evidence.records, allowed))
         how = step_of([check.what for check in checks if check.result == "wrong"], paths, release)
         sign_step = f"with a key in {signing.places(signing.SIGNING_KEY)}: invoke verify {release.tag} --sign"
     if require_signature:
@@ -80,11 +76,3 @@ def verify(
         show(check.line)
     show(verifying.conclusion(checks))
     verifying.require(checks, subject, next_step=how)
-
-
-def verify_release(paths: Paths, release: Release) -> list[Check]:
-    from sparkpin.distribute import verify as verifying
-
-    evidence, allowed = verifying.evidence_of(paths, release), signing.Keys.from_env().allowed
-    checks = [*verifying.check_evidence(evidence), verifying.check_loaded(engine_of(paths), release)]
-    return [*checks, verifying.check_published(paths.project, release, evidence.records, allowed)]
