@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -73,11 +74,8 @@ def export(
 def to_file(paths: Paths, release: Release, place: str, *, store: bool) -> None:
     """A place that ends with a slash is a folder."""
     engine, target = engine_of(paths), output_file("PLACE", place, like=f"{release.name}.tar")
-    if place.endswith("/"):
-        with atomic_folder(target) as folder:
-            written = transfer.export(paths, engine, release, folder, store=store)
-    else:
-        written = transfer.export(paths, engine, release, target, store=store)
+    with atomic_folder(target) if place.endswith("/") else contextlib.nullcontext(target) as where:
+        written = transfer.export(paths, engine, release, where, store=store)
     show(f"{place}: {release.tag}, {size(written)}")
     if not store:
         show("the other machine fetches what its checkpoint is made of (--with-store: it needs no network)")

@@ -78,7 +78,7 @@ def serve(
     except Detached as detached:
         show(f"detached: {detached}\nnext: invoke status, invoke logs --follow")
         return
-    context = context_of(paths, now, chosen)
+    context = context_of(paths, now)
     show("\n".join(clients.how_to_ask(paths, now, context, scripted=chosen.demands.scripted)))
 
 
@@ -176,14 +176,14 @@ def facts_of_server(
         url=url or found.url,
         label=found.recipe,
         origin=release.tag,
-        context=context_of(paths, found, release),
+        context=context_of(paths, found),
         key=key,
         key_file=key_file,
         cert=found.address.cert if not url and signs_itself(found.address.cert) else "",
     )
 
 
-def context_of(paths: Paths, found: served.Served, release: Release) -> int | None:
+def context_of(paths: Paths, found: served.Served) -> int | None:
     """Tokens, from the server's list of models, which knows what `--max-model-len auto` came to; None where it does
     not say."""
     with (

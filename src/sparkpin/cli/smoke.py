@@ -53,13 +53,10 @@ def smoke(
     invoke smoke v2-tq --inspect --sm 121
     """
     asked = ClusterOptions(nodes, link, shared_link)
-    if (inspect or kernels) and not tag:
-        cause = f"{'--inspect' if inspect else '--kernels'} goes with TAG: it looks into one release's image"
-        raise InputError(cause, next_step="invoke images lists the releases; then invoke smoke TAG --inspect")
     if inspect or kernels or sm or json:
         if not tag or recipe or asked != ClusterOptions() or inspect == kernels or (kernels and (sm or json)):
             cause = "--kernels, or --inspect with --sm and --json, goes with TAG and with no other option"
-            raise InputError(cause, next_step="invoke smoke --help")
+            raise InputError(cause, next_step="invoke smoke TAG --inspect (invoke images lists the releases)")
         if inspect:
             inspect_image(paths, Releases(paths).get(tag), sm=sm, as_json=json)
         else:
@@ -159,10 +156,10 @@ def joined(
         checked = cluster.check(paths, found, its, release, checkpoint, LOCAL, {})
         machines_known = {"cluster": checked.cluster}
         change(paths.home, release.recipe, lambda one: one if one.cluster else one.model_copy(update=machines_known))
-        yield tuple(place_of(checked, rank, release, checkpoint) for rank in range(len(found)))
+        yield tuple(place_of(checked, rank, checkpoint) for rank in range(len(found)))
 
 
-def place_of(checked: cluster.Checked, rank: int, release: Release, checkpoint: Path) -> Place:
+def place_of(checked: cluster.Checked, rank: int, checkpoint: Path) -> Place:
     machine, (node, env), room = checked.machines[rank], linked.node_at(checked, rank), checked.rooms[rank]
     is_here = machine.where == cluster.HERE
     folder, where = (checkpoint, "") if is_here else (checked.folders[rank], machine.where)

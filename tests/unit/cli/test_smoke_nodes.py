@@ -66,7 +66,7 @@ def test_each_container_gets_what_its_machine_has(
         folders=(str(tmp_path), "/there"),
         rooms=(Room(1, None, compilers=3), Room(2, None)),
     )
-    places = [smoke.place_of(checked, rank, PAIR, tmp_path) for rank in range(2)]
+    places = [smoke.place_of(checked, rank, tmp_path) for rank in range(2)]
     made: list[dict[str, Any]] = []
 
     def container_of(paths: Paths, engine: Any, *rest: Any, **settings: Any) -> Any:
