@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from sparkpin.build.make import at_work, build_releases, fetch_missing
@@ -14,6 +13,7 @@ from sparkpin.cli.notes import notes_of, report
 from sparkpin.cli.tasks import Recipe, Stack, Stage, task
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError
+from sparkpin.core.names import names_in
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.distribute import digests
@@ -185,10 +185,10 @@ def lock(
     if digests:
         publish_digests(paths, stack)
         return
-    for name in [stack] if stack else [] if model else names(paths.project / "pins/stacks"):
+    for name in [stack] if stack else [] if model else names_in(paths.project / "pins/stacks"):
         lock = lock_stack(paths, name)
         show(f"pins/stacks/{name}.lock: {len(lock.debs)} Debian packages, {len(lock.wheels)} wheels")
-    for name in [model] if model else [] if stack else names(paths.project / "pins/models"):
+    for name in [model] if model else [] if stack else names_in(paths.project / "pins/models"):
         if not model and not manifests.model_lock_file(paths.project, name).is_file():
             show(f"pins/models/{name}.yaml has no lock; to make it: invoke lock --model {name}")
             continue
@@ -202,7 +202,7 @@ def lock(
 def publish_digests(paths: Paths, stack: str | None) -> None:
     """Of one stack, or of each that has published some before. Those for another architecture are not built then, for
     that can take an hour: entries of other pins are removed from their files."""
-    if not (wanted := [stack] if stack else names(paths.project / digests.FOLDER)):
+    if not (wanted := [stack] if stack else names_in(paths.project / digests.FOLDER)):
         cause = f"{digests.FOLDER} has no file yet, and no stack is named"
         raise InputError(cause, next_step="invoke lock --digests --stack cpu")
     with at_work(paths) as engine:
@@ -212,7 +212,3 @@ def publish_digests(paths: Paths, stack: str | None) -> None:
                 show(f"{file}: {digests.publish(paths, engine, name)} images")
             elif gone := digests.remove_stale(paths.project, name):
                 show(f"{file}: removed {', '.join(gone)}, of other pins; next: invoke lock --digests --stack {name}")
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.stem for path in folder.glob("*.yaml"))

@@ -8,33 +8,22 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from sparkpin.core.errors import SparkpinError
+from sparkpin.core.names import names_in
 from sparkpin.core.paths import Paths
 
 FOLDERS = {"stage": "stages", "model": "pins/models", "recipe": "recipes", "stack": "pins/stacks"}
 """Where the names lie that such an option takes."""
 PLAIN = re.compile(r"[A-Za-z0-9][\w.+-]*")  # no word that a shell would take for more than a word
 RELEASE = re.compile(rf"({PLAIN.pattern})-[0-9a-f]{{12}}")
-SCRIPTS = {
-    "bash": """\
-_sparkpin() {
-    local word
-    COMPREPLY=()
-    while IFS= read -r word; do
-        if [[ $word == "$2"* ]]; then COMPREPLY+=("$word"); fi
-    done < <("$1" --complete -- "${COMP_WORDS[@]:0:COMP_CWORD+1}" 2>/dev/null)
-}
-complete -o default -F _sparkpin sparkpin invoke""",
-    "zsh": """\
-(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
-_sparkpin() {
-    local -a found
-    found=(${(f)"$($words[1] --complete -- "${(@)words[1,CURRENT]}" 2>/dev/null)"})
-    compadd -a found || _files
-}
-compdef _sparkpin sparkpin invoke""",
-}
+SHELLS = ("bash", "zsh")
+
+
+def script(shell: str) -> str:
+    """What such a shell reads to complete our lines."""
+    return Path(__file__).with_name(f"completion.{shell}").read_text(encoding="utf-8")
 
 
 def candidates(arguments: Sequence[argparse.Action], given: Sequence[str], last: str) -> list[str]:
@@ -60,8 +49,7 @@ def values(argument: argparse.Action) -> list[str]:
 
 def names(kind: str) -> list[str]:
     """The recipes, stages, stacks or models of the project; none of another kind."""
-    stems = (file.stem for file in (Paths.from_env().project / FOLDERS.get(kind, "-")).glob("*.yaml"))
-    return sorted(filter(PLAIN.fullmatch, stems))
+    return list(filter(PLAIN.fullmatch, names_in(Paths.from_env().project / FOLDERS.get(kind, "-"))))
 
 
 def tags() -> list[str]:

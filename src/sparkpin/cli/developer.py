@@ -52,7 +52,7 @@ def check() -> int:
     invoke check
     """
     project = project_folder()
-    scripts = [path for top in ("src", "mods") for path in sorted((project / top).rglob("*.sh"))]
+    scripts = [path for top in ("src", "mods") for path in sorted((project / top).rglob("*.[bs]*h"))]
     commands: list[list[str | Path]] = [
         [*PYTHON, "ruff", "check", "."],
         [*PYTHON, "ruff", "format", "--check", "."],

@@ -21,9 +21,8 @@ from sparkpin.releases import current
 from sparkpin.releases.record import Release, Releases
 
 
-def make_evidence(tag: str) -> None:
+def make_evidence(paths: Paths, tag: str) -> None:
     """Make a release's SBOM, statement and, with a key, signature again."""
-    paths = Paths.from_env()
     with locks.claim(paths):
         release, keys = Releases(paths).get(tag), signing.Keys.from_env()
         require_consistent(paths, release)  # a signature says that this is what was built
@@ -61,9 +60,9 @@ def verify(
         how = "get the bundle again from where it was exported"
         sign_step = "where it was exported: name a key in SPARKPIN_SIGNING_KEY, invoke verify TAG --sign, export again"
     else:
-        if sign:
-            make_evidence(subject)
         paths = Paths.from_env()
+        if sign:
+            make_evidence(paths, subject)
         release = Releases(paths).get(subject)
         evidence, allowed = verifying.evidence_of(paths, release), signing.Keys.from_env().allowed
         checks = [*verifying.check_evidence(evidence), verifying.check_loaded(engine_of(paths), release)]

@@ -111,7 +111,7 @@ def top_parser(program: str) -> Parser:
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("-l", "--list", action="store_true")
     parser.add_argument("--version", action="version", version=f"{program} {sparkpin.__version__}")
-    parser.add_argument("--print-completion-script", choices=completion.SCRIPTS)
+    parser.add_argument("--print-completion-script", choices=completion.SHELLS)
     parser.add_argument("rest", nargs=argparse.REMAINDER)
     return parser
 
@@ -135,7 +135,7 @@ def run(program: str, words: Sequence[str]) -> int:
     options = vars(given)
     name, rest = find_task(words := [*unknown, *options.pop("rest", [])])
     if "print_completion_script" in options:
-        terminal.show(completion.SCRIPTS[options["print_completion_script"]])
+        terminal.show_file(completion.script(options["print_completion_script"]).rstrip())
         return 0
     if "list" in options or not words:
         show_list(program, heads())

@@ -62,12 +62,11 @@ def bench(
         require_runnable(paths, engine, release)
         container.require_here(engine)
     plans = [running.plan_for(paths, release, quick=quick) for release in releases]
-    plan, turns = (common(*plans), rounds or ROUNDS) if compare else (plans[0], 0)
     if compare:
-        comparison = running.compare(paths, engine, releases, plan, turns)
+        comparison = running.compare(paths, engine, releases, common(*plans), rounds or ROUNDS)
         show_json(record.to_json(comparison)) if json else text.show_comparison(comparison)
     else:
-        found = running.bench(paths, engine, releases[0], plan)
+        found = running.bench(paths, engine, releases[0], plans[0])
         show_json(record.to_json(found)) if json else text.show_record(found)
 
 

@@ -15,6 +15,7 @@ from sparkpin.checkpoint.write import checkpoint_folder
 from sparkpin.cli.tasks import Json, task
 from sparkpin.core import files
 from sparkpin.core.errors import InputError, SparkpinError
+from sparkpin.core.names import names_in
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import count, printable, say, show, show_file, show_json, table, typed
 from sparkpin.pins import manifests, schema, vllm_command, vllm_flags
@@ -44,17 +45,13 @@ def recipe_list(paths: Paths) -> None:
     invoke recipe list
     """
     rows = []
-    for name in names_of(paths):
+    for name in names_in(paths.project / "recipes"):
         try:
             read = manifests.load_recipe(paths.project, name)
             rows.append(tuple(map(printable, (name, read.stack, read.stage, read.description))))
         except SparkpinError:
             rows.append((name, "", "", f"cannot be read: invoke recipe check {name}"))
     table(("recipe", "stack", "stage", "what it is"), rows)
-
-
-def names_of(paths: Paths) -> list[str]:
-    return sorted(path.stem for path in (paths.project / "recipes").glob("*.yaml"))
 
 
 @task("inputs")
@@ -73,7 +70,7 @@ def recipe_check(
 
     invoke recipe check their-recipe.yaml
     """
-    every = [check.check(paths.project, word, stack) for word in subjects(what) or names_of(paths)]
+    every = [check.check(paths.project, word, stack) for word in subjects(what) or names_in(paths.project / "recipes")]
     refused = sum(bool(one.errors) for one in every)
     if json:
         values = [asdict(one) | {"verdict": one.verdict} for one in every]

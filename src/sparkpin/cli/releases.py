@@ -167,16 +167,13 @@ def keep(
     show(f"no prune removes it until: invoke keep {release.tag} --remove")
 
 
-def end_of(tag: str) -> str:
-    """What follows the recipe: any task takes it for the whole tag."""
-    return tag.partition(":")[2]
-
-
 def tables(columns: Sequence[str], tags: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """One table for each recipe, whose name stands once above it. rows: without the tag."""
+    """One table for each recipe, whose name stands once above it: any task takes what follows it for the whole tag.
+    rows: without the tag."""
     of_recipe: dict[str, list[Sequence[object]]] = {}
     for tag, row in zip(tags, rows, strict=True):
-        of_recipe.setdefault(tag.partition(":")[0], []).append((end_of(tag), *row))
+        recipe, _, name = tag.partition(":")
+        of_recipe.setdefault(recipe, []).append((name, *row))
     for recipe, mine in of_recipe.items():
         terminal.show(f"{recipe}:")
         terminal.table(columns, mine)

@@ -28,7 +28,6 @@ from sparkpin.serve.unit import show_unit
 from sparkpin.smoke.client import Fault
 from sparkpin.smoke.server import clear_leftovers
 
-KEY_VARIABLE = "SPARKPIN_API_KEY"  # of a client's environment, where nobody names one
 GUARD = "sparkpin_guard.Guard"  # --middleware of our stacks (mods/guard)
 
 
@@ -49,7 +48,7 @@ def serve(
     nodes: Machines = None,
     link: Link = None,
     shared_link: SharedLink = False,
-    drain: Annotated[int | None, "seconds that requests get to finish before it is replaced (default: 30)"] = None,
+    drain: Annotated[int, "seconds that requests get to finish before it is replaced (default: 30)"] = DRAIN_SECONDS,
     unit: Annotated[bool, "print a systemd unit that serves it after a reboot; serve nothing now"] = False,
 ) -> None:
     """Serve a release, replacing the recipe's running server.
@@ -61,7 +60,7 @@ def serve(
     where = ClusterOptions(nodes, link, shared_link)
     options.applied(Address())  # a wrong one is told before the state of any release
     if unit:
-        if tag or drain is not None or where != ClusterOptions() or options != UNCHANGED:
+        if tag or drain != DRAIN_SECONDS or where != ClusterOptions() or options != UNCHANGED:
             cause = "--unit goes with --recipe alone: it serves what is current then, where and as it was served last"
             raise InputError(cause, next_step="first invoke promote TAG, or invoke serve with what is to be kept")
         show_unit(paths, current_of(paths, recipe).recipe)
@@ -70,11 +69,9 @@ def serve(
     require_runnable(paths, engine, chosen, to_serve=True)
     clear_leftovers(paths, engine)  # a killed smoke test's server has the memory that this one needs
     warn_unguarded(chosen)
-    seconds = DRAIN_SECONDS if drain is None else drain
+    checkpoint = checkpoint_of(paths, chosen)
     try:
-        now = service.start(
-            paths, engine, chosen, checkpoint_of(paths, chosen), options=options, drain=seconds, where=where
-        )
+        now = service.start(paths, engine, chosen, checkpoint, options=options, drain=drain, where=where)
     except Detached as detached:
         show(f"detached: {detached}\nnext: invoke status, invoke logs --follow")
         return
@@ -162,7 +159,7 @@ def facts_of_server(
     release, file, key_file = Releases(paths).get(found.release), key_path(paths, found.recipe), ""
     if not (found.address.is_local or key):
         if url or in_file:
-            key = KEY_VARIABLE
+            key = "SPARKPIN_API_KEY"
             say(f"note: {found.recipe} requires an API key: export {key}=$(cat {file}) (--key-env names another)")
         else:
             key_file = str(file)

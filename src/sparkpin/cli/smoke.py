@@ -30,8 +30,6 @@ from sparkpin.smoke.inspect.gpu import KNOWN
 from sparkpin.smoke.mods import compare_kernels
 from sparkpin.smoke.server import Place, alone, clear_leftovers
 
-LOCAL = "127.0.0.1"  # a smoke test publishes no port
-
 
 @task("measure")
 def smoke(
@@ -153,7 +151,7 @@ def joined(
     with cluster.connected(engine, its.urls) as found:
         others = [machine.engine for machine in found.values() if machine.where != cluster.HERE]
         clear_leftovers(paths, engine, others)  # they have memory and ports
-        checked = cluster.check(paths, found, its, release, checkpoint, LOCAL, {})
+        checked = cluster.check(paths, found, its, release, checkpoint, "127.0.0.1", {})  # it publishes no port
         machines_known = {"cluster": checked.cluster}
         change(paths.home, release.recipe, lambda one: one if one.cluster else one.model_copy(update=machines_known))
         yield tuple(place_of(checked, rank, checkpoint) for rank in range(len(found)))

@@ -38,9 +38,14 @@ def did_you_mean(word: str, known: Iterable[str], *, most: int = 1, cutoff: floa
     return f"did you mean {' or '.join(found)}? " if found else ""
 
 
+def names_in(folder: Path) -> list[str]:
+    """Of its YAML files."""
+    return sorted(file.stem for file in folder.glob("*.yaml"))
+
+
 def choose(folder: Path, name: str, what: str) -> Path:
     """The file of a named manifest; an unknown name lists the known ones. A file with another kind of name is none."""
-    known = sorted(file.stem for file in folder.glob("*.yaml") if re.fullmatch(r"[a-z0-9][a-z0-9.-]*", file.stem))
+    known = [one for one in names_in(folder) if re.fullmatch(r"[a-z0-9][a-z0-9.-]*", one)]
     if name not in known:
         raise InputError(f"unknown {what} {name!r}", next_step=f"choose one of: {', '.join(known)}")
     return folder / f"{name}.yaml"

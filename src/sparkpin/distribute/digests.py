@@ -23,6 +23,7 @@ from sparkpin.build.render import render_chain
 from sparkpin.core.errors import IntegrityError, SparkpinError
 from sparkpin.core.files import atomic_file
 from sparkpin.core.models import Sha256, StrictModel
+from sparkpin.core.names import names_in
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import count
 from sparkpin.distribute import layout, signing
@@ -102,7 +103,7 @@ def publish(paths: Paths, engine: Engine, name: str) -> int:
     stack = manifests.load_stack(paths.project, name)
     lock = manifests.load_stack_lock(paths.project, stack)
     found: dict[str, PublishedImage] = {}
-    for stage in sorted(path.stem for path in (paths.project / "stages").glob("*.yaml")):
+    for stage in names_in(paths.project / "stages"):
         below = 0
         for image in render_chain(paths.project, stack, lock, manifests.load_chain(paths.project, stage)):
             if image.stage not in found:

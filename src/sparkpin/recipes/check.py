@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sparkpin.build.pair import Pairing
 from sparkpin.core.errors import WHOLE, InputError, SparkpinError
-from sparkpin.core.names import did_you_mean
+from sparkpin.core.names import did_you_mean, names_in
 from sparkpin.pins import manifests, schema, vllm_command
 from sparkpin.pins.drafters import method_faults, speculation
 from sparkpin.pins.mods import read_templates
@@ -181,7 +181,7 @@ def file_or_name(project: Path, what: str, stack: str | None = None) -> tuple[Pa
     named = folder / f"{what.removesuffix('.yaml')}.yaml"
     own = named if path.name == what and named.is_file() else path
     if not own.is_file():
-        guess = did_you_mean(path.name.removesuffix(".yaml"), [file.stem for file in folder.glob("*.yaml")], most=3)
+        guess = did_you_mean(path.name.removesuffix(".yaml"), names_in(folder), most=3)
         step = f"{guess}`invoke recipe list` has the names; otherwise give a file or a folder"
         raise InputError(f"no recipe {what!r}", next_step=step)
     is_own = own.resolve().parent == folder.resolve()

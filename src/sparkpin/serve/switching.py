@@ -31,7 +31,7 @@ from sparkpin.serve.proxy import ProxyOrder
 from sparkpin.serve.served import Served, Service, is_running
 from sparkpin.smoke.startup import NotReady, StartFault, wait_for_answer
 
-DRAIN_SECONDS = 30.0  # for requests under way
+DRAIN_SECONDS = 30  # for requests under way
 ANSWER_SECONDS = 60.0
 LAST_START = "last-start"  # a file: seconds until the last server of a recipe answered
 ASK_SECONDS = 15.0  # between two requests while the log does not say that it answers: each starts a program

@@ -435,7 +435,7 @@ def test_runs_that_keep_files_for_a_release_hold_off_a_prune(
     tasks: dict[str, Callable[[], object]] = {
         "build": lambda: commands_build.carry_out(commands_build.BuildPlan(paths, (), ())),
         "import": lambda: transfer.import_bundle(paths, Engine(None, {}), Path("x")),  # type: ignore[arg-type]
-        "sign": lambda: commands_evidence.make_evidence(made.tag),
+        "sign": lambda: commands_evidence.make_evidence(paths, made.tag),
     }
     with pytest.raises(Reached):
         tasks[run]()

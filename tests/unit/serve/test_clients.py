@@ -169,8 +169,8 @@ def test_a_server_s_key_is_never_called_needless(
     printed = capsys.readouterr()
     is_here = tool == "openai" and not url
     assert "not-needed" not in printed.out
-    assert (f"$(cat {file})" in printed.out) == is_here == (task.KEY_VARIABLE not in printed.out)
-    assert is_here == (f"export {task.KEY_VARIABLE}=$(cat {file})" not in printed.err)
+    assert (f"$(cat {file})" in printed.out) == is_here == ("SPARKPIN_API_KEY" not in printed.out)
+    assert is_here == (f"export SPARKPIN_API_KEY=$(cat {file})" not in printed.err)
 
 
 def test_cline(tmp_path: Path) -> None:
