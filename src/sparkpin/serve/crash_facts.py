@@ -89,9 +89,9 @@ def kernel_lines(text: str, since: str, boot: float, container: str) -> list[str
 
 
 def moment(text: str) -> float:
-    """Seconds since 1970 of a moment as Docker writes it; the end of time for none."""
+    """Whole seconds since 1970 of a moment as Docker writes it; the end of time for none."""
     try:
-        return datetime.fromisoformat(text).timestamp()
+        return datetime.fromisoformat(re.sub(r"\.\d+", "", text)).timestamp()
     except ValueError:
         return math.inf
 
