@@ -23,7 +23,8 @@ from sparkpin.host.engine import Engine
 from sparkpin.host.machine import require_program, text
 
 SHAPES = "ssh://user@host[:port][/path/of/docker.sock], unix:///path/of/docker.sock or tcp://host:port"
-SSH = re.compile(r"(?P<host>ssh://(?!-)([^@/?#:]+@(?!-))?(\[[0-9a-f:]+\]|[^@/?#:]+)(:\d+)?)(?P<socket>/[^?#:]*)?")
+LOGIN = r"(?P<login>(?!-)([^@/?#:]+@(?!-))?(\[[0-9a-f:]+\]|[^@/?#:]+))"
+SSH = re.compile(rf"(?P<host>ssh://{LOGIN}(:(?P<port>\d+))?)(?P<socket>/[^?#:]*)?")
 LOCAL = re.compile(r"unix:///.+|tcp://[^@/?#:]+:\d+/?")
 OPTIONS = ("-T", "-oControlPath=none", "-oBatchMode=yes", "-oServerAliveInterval=15", "-oExitOnForwardFailure=yes")
 SECONDS = 30  # that a host may take to answer

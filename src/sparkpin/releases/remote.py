@@ -16,8 +16,6 @@ from sparkpin.host.machine import require_program
 from sparkpin.host.ssh import OPTIONS, SECONDS, SSH, WITHOUT_PASSWORD, ssh_command, unexpected
 from sparkpin.releases.record import Release
 
-LOGIN = re.compile(r"ssh://(?P<host>([^@]+@)?(\[[0-9a-f:]+\]|[^:]+))(:(?P<port>\d+))?")
-
 
 def checkpoint_at(url: str, release: Release) -> str:
     """The folder on an ssh host that has the release's checkpoint, "" where none is. InputError for another url,
@@ -52,8 +50,13 @@ def folder_there(url: str, release: Release, script: str) -> str:
 
 
 def host_of(url: str) -> str:
+    return parts_of(url)["host"]
+
+
+def parts_of(url: str) -> re.Match[str]:
+    """InputError for no URL of an ssh host."""
     if parts := SSH.fullmatch(url):
-        return parts["host"]
+        return parts
     step = "the same command with the URL of an ssh host"
     raise InputError(f"got {url}, expected ssh://user@host[:port], where rsync brings checkpoints", next_step=step)
 
@@ -76,18 +79,12 @@ def run_there(url: str, script: str) -> str:
 
 def at(url: str, path: str) -> str:
     """A path on an ssh host, as rsync names it."""
-    return f"{login_of(url)['host']}:{path}"
-
-
-def login_of(url: str) -> re.Match[str]:
-    login = LOGIN.fullmatch(host_of(url))
-    assert login
-    return login
+    return f"{parts_of(url)['login']}:{path}"
 
 
 def rsync(url: str, *words: str) -> None:
     """Run rsync to or from an ssh host, with its progress. words: options, from where, to where (`at`)."""
-    host, port = host_of(url), login_of(url)["port"]
+    host, port = parts_of(url).group("host", "port")
     shell = shlex.join(["ssh", *OPTIONS, *(("-p", port) if port else ())])
     argv = [require_program("rsync", package="rsync"), "--info=progress2", f"--rsh={shell}", *words]
     shown = "looking at what is there"
