@@ -62,7 +62,7 @@ def build(
             process.terminate()
             raise
         if process.wait() != 0:
-            raise failure(last, context)
+            raise failure(last)
 
 
 def follow(lines: Iterable[str], report: Callable[[str], None]) -> str:
@@ -87,7 +87,7 @@ def disk_full(words: str) -> DiskError:
     )
 
 
-def failure(report: str, context: Path) -> BuildError | DiskError | EngineError:
+def failure(report: str) -> BuildError | DiskError | EngineError:
     if "no space left on device" in report:
         return disk_full(f"\n{report}")
     if re.search(r"cannot connect to the docker daemon|permission denied while trying to connect", report, re.I):

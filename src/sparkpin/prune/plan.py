@@ -35,10 +35,6 @@ class Pruned:
     files: Mapping[str, tuple[Path, ...]]
 
     @property
-    def staying(self) -> list[Release]:
-        return [verdict.release for verdict in self.verdicts if verdict.reasons]
-
-    @property
     def removed(self) -> list[Release]:
         return [verdict.release for verdict in self.verdicts if not verdict.reasons]
 
@@ -66,7 +62,7 @@ def prune(paths: Paths, engine: Engine, options: PruneOptions) -> Pruned:
         with waiting("looking at unneeded files"):
             done = make_plan(paths, read_engine(engine, options.ignored), options)
         if not options.dry_run:
-            remove(paths, engine, done)
+            remove(engine, done)
     return done
 
 
@@ -95,7 +91,7 @@ def make_plan(paths: Paths, state: EngineState, options: PruneOptions) -> Pruned
     )
 
 
-def remove(paths: Paths, engine: Engine, done: Pruned) -> None:
+def remove(engine: Engine, done: Pruned) -> None:
     for tag in done.tags:
         engine.untag(tag)
     for name in done.volumes:

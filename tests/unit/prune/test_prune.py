@@ -345,7 +345,7 @@ def test_what_serve_starts_again_stays_without_a_container(paths: Paths, monkeyp
     monkeypatch.setattr(commands, "engine_of", lambda _: None)
     monkeypatch.setattr(server, "clear_leftovers", lambda *_, **__: ())
     removed = list[Pruned]()
-    monkeypatch.setattr(plan, "remove", lambda paths, engine, done: removed.append(done))
+    monkeypatch.setattr(plan, "remove", lambda engine, done: removed.append(done))
     commands.prune(paths, keep=0)
     assert [one.tag for one in removed[0].removed] == [known[2].tag] and removed[0].volumes == ("cache-3",)
 
