@@ -96,7 +96,7 @@ def main() -> None:
 
 
 def in_container(engine: Engine, image: str, command: list[str], **settings: Any) -> str:
-    out: bytes = engine.containers.run(image, command, remove=True, network_mode="none", **settings)
+    out: bytes = engine.client.containers.run(image, command, remove=True, network_mode="none", **settings)
     return out.decode()
 
 

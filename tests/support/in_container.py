@@ -20,7 +20,7 @@ def run(
         requests.exceptions.ConnectionError: it takes longer than `seconds`.
     """
     options = {"network_mode": "none"} | settings
-    container = engine.containers.create(image, list(command), **options)
+    container = engine.client.containers.create(image, list(command), **options)
     try:
         container.start()
         code = int(container.wait(timeout=seconds)["StatusCode"])

@@ -51,7 +51,7 @@ class Client(docker.DockerClient):
 
 
 class Engine:
-    """A connected engine. `client` is the Docker SDK's client, `containers` its containers.
+    """A connected engine. `client` is the Docker SDK's client.
 
     host: the environment that leads the CLI to the same engine.
     """
@@ -90,10 +90,6 @@ class Engine:
                 lack = f"the Docker engine at {named} is rootless, expected one that runs as root"
                 raise HostError(lack, next_step=daemon.USE_OWN)
         return engine
-
-    @property
-    def containers(self) -> Any:
-        return self.client.containers
 
     @cached_property
     def info(self) -> dict[str, Any]:
@@ -240,9 +236,9 @@ class Engine:
         """All files of an image as one archive, in pieces, as a container would see them, through one that is made and
         never started. came: gets the bytes of each piece."""
         with engine_errors():
-            container = self.containers.create(ref, ["-"], network_mode="none")
+            container = self.client.containers.create(ref, ["-"], network_mode="none")
             try:
-                yield counted(container.export(chunk_size=CHUNK), came)
+                yield counted(container.export(chunk_size=CHUNK), came)  # type: ignore[arg-type]  # it gives bytes
             finally:
                 container.remove(force=True)
 

@@ -154,7 +154,7 @@ def examined(machine: Machine, release: Release, checkpoint: str) -> HostFacts:
     """What `inside_link` prints there, in a container with the host's network that is gone afterwards. HostError for
     another answer: the machine may be anybody's. checkpoint: its folder there."""
     with machine.errors():
-        container = machine.engine.containers.create(
+        container = machine.engine.client.containers.create(
             release.tag,
             entrypoint=[*running.PYTHON, "-c", Path(inside_link.__file__).read_text(encoding="utf-8")],
             command=[],

@@ -164,14 +164,14 @@ def test_smoke_over_the_link(copy: Checkout, host: OtherHost, records: Releases,
     assert "interrupted" in interrupted(copy, *smoke, once=lambda: any(LABEL in one.labels for one in ranks(host)))
     assert nothing_runs(copy, host)
     left, others = [
-        host.engine.containers.create(first.tag, labels={LABEL: owner(records.paths, elsewhere=elsewhere)})
+        host.engine.client.containers.create(first.tag, labels={LABEL: owner(records.paths, elsewhere=elsewhere)})
         for elsewhere in (True, False)  # of a killed run, and of that machine's own home of the same name
     ]
     told = copy.invoke(*smoke)
     assert told.returncode == 0 and left.name in told.stderr, told.stdout + told.stderr
     assert [one.id for one in ranks(host)] == [others.id]
     others.remove()
-    host.engine.containers.create(first.tag, labels={LABEL: owner(records.paths, elsewhere=True)})
+    host.engine.client.containers.create(first.tag, labels={LABEL: owner(records.paths, elsewhere=True)})
     copy.done("stop")  # which knows the machines by now
     assert records.get(first.tag).smoke_passed and nothing_runs(copy, host)
     evidence = records.evidence(first) / "smoke"

@@ -59,13 +59,13 @@ def test_what_runs_in_it_ends_with_it_and_is_there_again(folder: Path) -> None:
         engine.client.api.import_image_from_data(sleeper(), repository="sp-test/sleeper", tag="1")
         command = ["/bin/sleep", "600"]
         options = {"network_mode": "none", "detach": True, "restart_policy": {"Name": "unless-stopped"}}
-        name = engine.containers.run("sp-test/sleeper:1", command, **options).name
+        name = engine.client.containers.run("sp-test/sleeper:1", command, **options).name
         spaces = {Path(f"/proc/{one}/ns/net").readlink() for one in processes(folder)}
         assert spaces and Path("/proc/self/ns/net").readlink() not in spaces
     assert left_of(folder) == [] and ask(f"unix://{folder}/docker.sock") is None
     (folder / "docker.pid").write_text(str(os.getpid()))  # a number that is another's by now
     with private_engine(folder) as engine:
-        container = engine.containers.get(name)
+        container = engine.client.containers.get(name)
         while container.status != "running":
             container.reload()
         container.kill()

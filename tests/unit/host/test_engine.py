@@ -124,7 +124,7 @@ def test_a_question_is_not_waited_for_as_long_as_work(url: str, monkeypatch: pyt
     monkeypatch.setattr(engines, "QUESTION_SECONDS", 0.5)
     began = time.monotonic()
     with pytest.raises(EngineError), engines.engine_errors():
-        Engine.at(url).containers.get("silent")
+        Engine.at(url).client.containers.get("silent")
     assert time.monotonic() - began < 4
 
 

@@ -88,7 +88,7 @@ LOGS = [b"", b"3", b"[]", b"{", b"\xff", b"[" * 100_000, b"{}"]
 def test_what_another_machine_answers_is_not_believed(log: bytes) -> None:
     """No host here answers wrongly by itself."""
     engine = MagicMock()
-    machine, container = cluster.Machine("ssh://b", engine), engine.containers.create.return_value
+    machine, container = cluster.Machine("ssh://b", engine), engine.client.containers.create.return_value
     container.logs.return_value = b"a warning of Python's\n" + json.dumps(TOLD).encode()
     assert cluster.examined(machine, PAIR, "/checkpoint").interfaces[0].name == "e"
     container.logs.return_value = log
