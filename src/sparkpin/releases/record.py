@@ -397,20 +397,17 @@ class Releases:
 
         The current release stays current. That a server passed stays when its image is merely inspected afterwards.
         """
-        with self.locked(self.get(tag).recipe):
-            return self.keep_smoke(self.get(tag), result, place)
-
-    def keep_smoke(self, known: Release, result: Any, place: Callable[[], object]) -> Release:
-        """As `smoked`, for a caller that holds the recipe's lock since it has read `known`."""
         value = dataclasses.asdict(result) if dataclasses.is_dataclass(result) else dict(result)  # type: ignore[arg-type]
         smoke: dict[str, Any] = json.loads(json.dumps(value, default=str))
-        if "inspected" in smoke and known.smoke_passed:
-            return known
-        place()
-        release = dataclasses.replace(known, smoke=smoke)
-        release = dataclasses.replace(release, state=after_smoke(release))
-        self._write(release)
-        return with_state(release, self.promotions(release.recipe))
+        with self.locked(self.get(tag).recipe):
+            known = self.get(tag)
+            if "inspected" in smoke and known.smoke_passed:
+                return known
+            place()
+            release = dataclasses.replace(known, smoke=smoke)
+            release = dataclasses.replace(release, state=after_smoke(release))
+            self._write(release)
+            return with_state(release, self.promotions(release.recipe))
 
     def _write(self, release: Release) -> None:
         if release.state in DERIVED:
