@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from sparkpin.build.record import keys_here
@@ -117,11 +118,8 @@ def exclusive(paths: Paths, *, store: bool) -> Iterator[None]:
 
 
 def judge(paths: Paths, state: EngineState, options: PruneOptions) -> tuple[Verdict, ...]:
-    records, present = Releases(paths), {image.config_digest for image in state.images}
-
-    def refused(release: Release) -> bool:
-        is_gone = release.image not in present or not records.checkpoint(release).is_dir()
-        return is_gone or is_refused(paths, release)
+    records = Releases(paths)
+    refused = partial(is_refused, paths, present={image.config_digest for image in state.images})
 
     def of_recipe(name: str) -> list[Verdict]:
         releases, before, used = records.of_recipe(name), records.before(name), {**options.served, **state.users}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from sparkpin.core.errors import CheckpointError, EngineError, InputError, ManifestError
@@ -152,12 +153,9 @@ def list_images(paths: Paths, engine: Engine) -> ImageRows:
     """
     from sparkpin.releases.quality_gate import is_refused  # slow to import
 
-    def refused(release: Release) -> bool:
-        is_gone = (release.tag, release.image) not in by_name or not records.checkpoint(release).is_dir()
-        return is_gone or is_refused(paths, release)
-
     records = Releases(paths)
     images = engine.images()
+    refused = partial(is_refused, paths, present={image.config_digest for image in images})
     by_name = {(tag, image.config_digest): image for image in images for tag in image.tags}
     present: dict[str, ImageInfo] = {}
     rows: list[dict[str, Any]] = []

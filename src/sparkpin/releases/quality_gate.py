@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sparkpin.core.errors import InputError, ManifestError, QualityError
@@ -75,8 +75,10 @@ def refusal(paths: Paths, release: Release) -> QualityError | ManifestError | No
     return None
 
 
-def is_refused(paths: Paths, release: Release) -> bool:
-    return refusal(paths, release) is not None
+def is_refused(paths: Paths, release: Release, present: Collection[str] | None = None) -> bool:
+    """Whether a rollback would pass it over. present: config digests of the engine's images; None: nobody asked it."""
+    is_there = present is None or (release.image in present and Releases(paths).checkpoint(release).is_dir())
+    return not is_there or refusal(paths, release) is not None
 
 
 def accepted_reason(paths: Paths, release: Release, record: QualityRecord, more: Sequence[Judged]) -> str:
