@@ -3,6 +3,8 @@
 sparkpin/scripted-tiny:v2-tq-9336c90fde17   the tag; `sparkpin/` and the recipe may be left out
 scripted-tiny:v2-tq, v2-tq                  the newest release of a stage, which the engine's moving tag names
 current                                     the current release
+
+Where several recipes have one, the recipe whose release became current last is meant.
 """
 
 from __future__ import annotations
