@@ -125,7 +125,9 @@ def test_a_followed_log_goes_on_over_a_restart_and_ends_with_the_server(
     signal_processes(container, "vllm serve", "KILL")
     await_start(container, 1, served)
     until(lambda: starts() == 2)
+    said = heard()
     service.stop(site.paths, site.engine, None)
+    assert any("stopped while healthy" in line and crash_facts.REPORT in line for line in said)
     follow.join(60)
     assert not follow.is_alive() and starts() == 2 and "ended by signal 9" in "".join(out)
 
