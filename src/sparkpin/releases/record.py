@@ -356,7 +356,6 @@ class Releases:
 
     def save(self, release: Release) -> None:
         """Write a record, whole or not at all."""
-        self.check(release)
         self.update(release.tag, lambda known: release)
 
     def update(self, tag: str, change: Callable[[Release | None], Release]) -> Release:
