@@ -33,7 +33,7 @@ from sparkpin.releases.record import Demands
 from sparkpin.smoke import metrics
 from sparkpin.smoke.answers import Wrong, json_of, only_choice
 from sparkpin.smoke.client import Client, Fault
-from sparkpin.smoke.expectations import Case, expectations, said
+from sparkpin.smoke.expectations import Case, chat_request, expectations
 from sparkpin.smoke.subject import SmokeSubject
 
 DEMANDS = Demands(checks=(), mods=(), acceptance_floor=None, scripted=False)
@@ -133,7 +133,8 @@ def recalled(client: Client, case: Case) -> list[SkillAnswer]:
 
 def speed(client: Client) -> float:
     """Tokens a second of one stream, while others use the GPU, too."""
-    body = {"model": "m", "temperature": 0, "ignore_eos": True, **said("Count from one to two hundred, please.")}
+    asked = chat_request("Count from one to two hundred, please.")
+    body = {"model": "m", "temperature": 0, "ignore_eos": True, **asked}
     begin = time.monotonic()
     client.post("/v1/chat/completions", body | {"max_tokens": 1})
     middle = time.monotonic()
@@ -148,7 +149,7 @@ def scraped_of(client: Client) -> str:
 def drafted(client: Client) -> dict[str, Any]:
     """Drafts accepted, of answers of the scripted model; the last prompt alone is longer than a block."""
     for text in ("hello", "something long", "Count from one to two hundred, please.", 80 * "What is in this file? "):
-        client.post("/v1/chat/completions", {"model": "m", "temperature": 0, "max_tokens": 256, **said(text)})
+        client.post("/v1/chat/completions", {"model": "m", "temperature": 0, "max_tokens": 256, **chat_request(text)})
     return drafts_of(client)
 
 
@@ -199,7 +200,7 @@ def crossed(client: Client, what: str, folder: Path) -> dict[str, Any]:
     """Turns that end just before a block does, so that decoding fills it; and each asked again from the cache."""
     with crossing():
         proof = run.begin(meet(client), 3, (6, 3))
-        proof.done = {run.EVICTED.name: run.Seen(hits=0)}  # asked before
+        proof.done = {run.EVICTED.name: run.WayResponses(hits=0)}  # asked before
         proof.run()
         return dataclasses.asdict(verdict.conclude(proof, folder, f"{what}, crossing"))
 
@@ -214,7 +215,7 @@ def planted(proof: run.Proof, fault: str, folder: Path, sabotage: Path) -> dict[
     one = FAULTS[fault]
     done = {name: seen for name, seen in proof.done.items() if name != one.name}
     if one is run.READ:  # what was decoded soundly would be compared
-        done = {way.name: run.Seen() for way in (run.WARM, run.CANCELLED, run.EVICTED)}
+        done = {way.name: run.WayResponses() for way in (run.WARM, run.CANCELLED, run.EVICTED)}
     prompts = [] if one is run.READ else proof.prompts
     broken = dataclasses.replace(proof, done=done, prompts=prompts, sent={**proof.sent})
     switch(sabotage, fault, ("engine",), SWITCHED)

@@ -35,7 +35,7 @@ from setups import BY_NAME, CALLS, GRAPHS, Setup  # noqa: E402
 from sparkpin_sabotage import install  # noqa: E402
 
 from sparkpin.core.terminal import LOG, say  # noqa: E402
-from sparkpin.measure.quality import run as kept  # noqa: E402
+from sparkpin.measure.quality import run as measured  # noqa: E402
 from sparkpin.smoke.client import Client  # noqa: E402
 
 WORK = Path("/tmp/ledger")
@@ -156,11 +156,11 @@ def one(setup: Setup, port: int, models: Path, until: float, cpu: str) -> None:
                 found["text"], found["asked"] = asking.first_words(client), asking.drafted(client)
             elif setup.job == "ledger":
                 all_of, found["asked"] = asking.measured(client)
-                kept.keep(WORK / "rows" / setup.name, all_of)
-                kept.keep(WORK / "rows" / f"{setup.name}{compared.LONG}", asking.long_texts(client))
+                measured.save(WORK / "rows" / setup.name, all_of)
+                measured.save(WORK / "rows" / f"{setup.name}{compared.LONG}", asking.long_texts(client))
             else:
                 found["record"], proof = asking.proved(client, setup.name, folder)
-                kept.keep(WORK / "rows" / setup.name, asking.answers_of(proof))
+                measured.save(WORK / "rows" / setup.name, asking.answers_of(proof))
                 if setup.crosses:
                     save(found | {"partly": True})
                     found["crossing"] = asking.crossed(client, setup.name, folder / "crossing")

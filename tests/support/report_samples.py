@@ -96,7 +96,7 @@ def benched(paths: Paths, release: Release, rate: float, tokens: int = 64, day: 
         start_seconds=30.0, memory=1 << 30,
         ceiling=100.0,
     )  # fmt: skip
-    bench.keep(paths, release, made)
+    bench.save(paths, release, made)
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from sparkpin.smoke.answers import Wrong
 from sparkpin.smoke.client import OWN_HOSTS, Client, Fault
 
 FOLDER = "prove"
-KEPT = 64 << 20  # bytes: more than the log-probabilities of all passes take
+DISK_BYTES = 64 << 20  # bytes: more than the log-probabilities of all passes take
 SESSIONS, TURNS = 4, 3  # sessions, all with one beginning, and the turns of each
 SEED = 1  # of their texts
 URL = re.compile(
@@ -59,11 +59,11 @@ def prove(
             release = Releases(paths).get(what, recipe) if what else current_of(paths, recipe)
             require_consistent(paths, release)
             name, folder = release.tag, Releases(paths).evidence(release) / FOLDER
-            _, client = standing.enter_context(own_server(paths, engine_of(paths), release, kept=KEPT))
+            _, client = standing.enter_context(own_server(paths, engine_of(paths), release, disk_bytes=DISK_BYTES))
         met = meet(client, model)
         require_provable(met, name)
         found = proved(met, name, folder)
-    path = record.keep(folder, found)
+    path = record.save(folder, found)
     if json:
         show_json(asdict(found))
     else:

@@ -23,12 +23,12 @@ from sparkpin.serve.cluster import Cluster, ClusterOptions
 from sparkpin.serve.proxy import before
 from sparkpin.serve.served import change, read
 from sparkpin.smoke import server as tested
-from sparkpin.smoke.evidence import kept, owes
+from sparkpin.smoke.evidence import owes, store_evidence
 from sparkpin.smoke.inspect import report as inspection
 from sparkpin.smoke.inspect import run as inspecting
 from sparkpin.smoke.inspect.gpu import KNOWN
 from sparkpin.smoke.mods import compare_kernels
-from sparkpin.smoke.server import Place, alone, clear_leftovers
+from sparkpin.smoke.server import Place, clear_leftovers, exclusive_run
 
 
 @task("measure")
@@ -101,23 +101,23 @@ def smoke_release(paths: Paths, release: Release, *, machines: Cluster | None = 
         if release.smoke_passed:
             cause = f"{release.tag} has passed its smoke test, and here it can only be inspected: {why}"
             raise InputError(cause, next_step=f"invoke smoke {release.tag} --inspect, which changes no record")
-        kept(paths, release, inspecting.run_inspection(paths, engine, release, why))
+        store_evidence(paths, release, inspecting.run_inspection(paths, engine, release, why))
         return
     checkpoint = checkpoint_of(paths, release)
     if stays:
-        with alone(paths, engine):
+        with exclusive_run(paths, engine):
             done = run_smoke(paths, engine, release, service.started(paths, engine, release, checkpoint))
     elif machines:
         with (
             joined(paths, engine, release, machines, checkpoint) as places,
-            alone(paths, engine, [place.engine for place in places if place.where]),
+            exclusive_run(paths, engine, [place.engine for place in places if place.where]),
         ):
             serving = tested.own_server(paths, release, places[0], places, gpus=uses_gpu(paths, release))
             done = run_smoke(paths, engine, release, before(paths, serving))
     else:
         serving = own_server(paths, engine, release, limit=tested.ANSWER_SECONDS)
         done = run_smoke(paths, engine, release, before(paths, serving))
-    kept(paths, release, done)
+    store_evidence(paths, release, done)
 
 
 def inspect_image(paths: Paths, release: Release, *, sm: int | None, as_json: bool) -> None:

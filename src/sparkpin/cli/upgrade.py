@@ -64,7 +64,7 @@ def measure_quality(paths: Paths, engine: Engine, release: Release, reference: R
 
 def measure_speed(paths: Paths, engine: Engine, before: Release, after: Release, record: bool) -> Comparison:
     plan = common(plan_for(paths, before), plan_for(paths, after))
-    return compare(paths, engine, (before, after), plan, ROUNDS, keep=record)
+    return compare(paths, engine, (before, after), plan, ROUNDS, save=record)
 
 
 @task("measure")

@@ -18,16 +18,16 @@ from sparkpin.serve import memory_limit
 from sparkpin.smoke import server as tested
 from sparkpin.smoke.answers import Wrong
 from sparkpin.smoke.client import Client, Fault
-from sparkpin.smoke.server import Server, alone
+from sparkpin.smoke.server import Server, exclusive_run
 
 REQUEST_SECONDS = 600  # a long prompt's prefill on a slow machine
 
 
 @contextlib.contextmanager
 def own_server(
-    paths: Paths, engine: Engine, release: Release, *, kept: int = 0, limit: int = REQUEST_SECONDS
+    paths: Paths, engine: Engine, release: Release, *, disk_bytes: int = 0, limit: int = REQUEST_SECONDS
 ) -> Iterator[tuple[Server, Client]]:
-    """Once it answers. kept: bytes that what is measured of it takes at most; limit: seconds of an answer.
+    """Once it answers. disk_bytes: that its measurements take at most; limit: seconds of an answer.
 
     Wrong and Fault within become a SmokeError, with the server's last words if it died.
 
@@ -44,8 +44,8 @@ def own_server(
         )
     gpus = uses_gpu(paths, release)
     checkpoint = checkpoint_of(paths, release)
-    files.require_space(paths.cache, kept, "the measurements", "SPARKPIN_CACHE")
-    with alone(paths, engine):
+    files.require_space(paths.cache, disk_bytes, "the measurements", "SPARKPIN_CACHE")
+    with exclusive_run(paths, engine):
         place = memory_limit.place_for(paths, engine, release, checkpoint)
         say(f"{release.tag}: starting its server")
         with tested.own_server(paths, release, place, gpus=gpus, limit=limit) as (server, client):

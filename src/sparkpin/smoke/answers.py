@@ -148,11 +148,11 @@ def speed_of(exchanges: Sequence[Exchange]) -> dict[str, float] | None:
     return {"first_token": round(median(first), 4), "tokens_a_second": round(tokens / seconds, 2)} if first else None
 
 
-def compare(what: str, seen: str, wanted: str) -> None:
-    if seen == wanted:
+def compare(what: str, got: str, expected: str) -> None:
+    if got == expected:
         return
-    at = next((i for i, (a, b) in enumerate(zip(seen, wanted, strict=False)) if a != b), min(len(seen), len(wanted)))
-    raise Wrong(f"{what} differs at character {at}: got {seen[at : at + 60]!r}, expected {wanted[at : at + 60]!r}")
+    at = next((i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), min(len(got), len(expected)))
+    raise Wrong(f"{what} differs at character {at}: got {got[at : at + 60]!r}, expected {expected[at : at + 60]!r}")
 
 
 def judge(case: Case, answer: Answer) -> str:

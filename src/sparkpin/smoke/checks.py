@@ -19,7 +19,7 @@ from sparkpin.smoke import metrics, mods
 from sparkpin.smoke.answers import NotApplicable, Wrong, judge, judge_logprobs, judge_same, require
 from sparkpin.smoke.client import BadStream, Fault
 from sparkpin.smoke.evidence import CheckResult
-from sparkpin.smoke.expectations import Case, said, sampled, table
+from sparkpin.smoke.expectations import Case, chat_request, sampled, table
 from sparkpin.smoke.logprobs import drift, logprobs_of
 from sparkpin.smoke.subject import CHAT, SmokeSubject
 
@@ -109,8 +109,8 @@ def cancelled(subject: SmokeSubject) -> str:
         left, used = metric(text, RUNNING) + metric(text, WAITING), metric(text, USED)
         if not left and used <= before + 1e-9:
             break
-        seen = f"{left:g} requests and {used:.2%} of the cache are in use, {before:.2%} before"
-        require(time.monotonic() < until, f"{seen}, {FREED_SECONDS:g} s after the last client went")
+        in_use = f"{left:g} requests and {used:.2%} of the cache are in use, {before:.2%} before"
+        require(time.monotonic() < until, f"{in_use}, {FREED_SECONDS:g} s after the last client went")
         time.sleep(0.2)
     after = judge(chat, subject.chat(chat))  # what was freed must serve again
     return f"{BROKEN_OFF} broken off, {used:.2%} of the cache in use as before; then {after}"
@@ -131,7 +131,7 @@ def prefix_cache(subject: SmokeSubject) -> str:
     if (room := longest_prompt(subject, case)) < CACHED:
         raise NotApplicable(f"a prompt of {CACHED:,} tokens does not fit: --max-model-len leaves {room:,}")
     # Nothing that an earlier request left may make the first answer a warm one.
-    asked = said(f"{secrets.token_hex(8)}\n{case.request['messages'][0]['content']}")
+    asked = chat_request(f"{secrets.token_hex(8)}\n{case.request['messages'][0]['content']}")
     case = replace(case, request=case.request | asked)
     cold, between = subject.chat(case), metric(scraped(subject), HITS)
     warm = subject.chat(case)

@@ -64,7 +64,7 @@ class Evidence:
                 write_json(folder / name, value)
 
 
-def kept(paths: Paths, release: Release, evidence: Evidence) -> Release:
+def store_evidence(paths: Paths, release: Release, evidence: Evidence) -> Release:
     """The release with the result in its record and the evidence in its folder. Where the record keeps what another
     run found meanwhile, that run's evidence stays, too. That of a test that failed stays beside it, as FAILED.
     """

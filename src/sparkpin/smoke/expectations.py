@@ -70,7 +70,7 @@ def case_of(row: Mapping[str, Any], **more: Any) -> Case:
     return Case(request, calls=calls or None, holds=tuple(row.get("holds", ())), **more)
 
 
-def said(text: str) -> dict[str, Any]:
+def chat_request(text: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}]}
 
 
@@ -93,14 +93,14 @@ class Expectations:
 
     def recall(self, tokens: int) -> tuple[Case, ...]:
         """Of so many tokens: what stands far up a prompt must be said again."""
-        made = []
+        cases = []
         for row in table()["recall"][self.kind]:
             lines = [row["line"].format(number=number) for number in range(tokens // row["tokens"])]
             for depth, note in row["notes"].items():
                 lines.insert(int(len(lines) * depth), note)
             asked = row["case"] | {"say": "".join(lines) + row.get("end", "")}
-            made.append(case_of(asked, seconds=SECONDS + tokens / SLOWEST))
-        return tuple(made)
+            cases.append(case_of(asked, seconds=SECONDS + tokens / SLOWEST))
+        return tuple(cases)
 
 
 def expectations(kind: str) -> Expectations:

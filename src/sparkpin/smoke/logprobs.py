@@ -128,22 +128,22 @@ def drift(subject: SmokeSubject) -> str:
     require(again <= SAME, f"asked again the text differs by {again:.3f} on the mean, expected at most {SAME}")
     digest = hashlib.sha256(text.encode()).hexdigest()
     subject.leaves[FILE] = {"text": digest, "tokens": list(tokens), "logprobs": list(first)}
-    told = f"{len(first)} tokens, on the mean {fmean(first):.2f}"
-    own = Reference("", digest, tokens, first)
-    return f"{told}; {compared(own, subject.reference, subject.demands.drift, subject.demands.parent)}"
+    summary = f"{len(first)} tokens, on the mean {fmean(first):.2f}"
+    current = Reference("", digest, tokens, first)
+    return f"{summary}; {compared(current, subject.reference, subject.demands.drift, subject.demands.parent)}"
 
 
-def compared(own: Reference, below: Reference | None, limit: float | None, stage: str | None) -> str:
+def compared(current: Reference, below: Reference | None, limit: float | None, stage: str | None) -> str:
     """How far it is from the stage below. Wrong or NotApplicable."""
     if limit is None:
         return "no stage below to compare with"
     if below is None:
         raise NotApplicable(f"no release of stage {stage}, which it is compared with, has passed: test that first")
-    if below.text != own.text or below.tokens != own.tokens:
+    if below.text != current.text or below.tokens != current.tokens:
         raise NotApplicable(f"{below.release} was asked another text, or has other tokens: test that again first")
-    seen = differences(own.logprobs, below.logprobs)
-    detail = f"{fmean(seen):.4f} from {below.release}, expected at most {limit:g}"
-    require(fmean(seen) <= limit, f"{detail}; the most {max(seen):.2f}")
+    nats = differences(current.logprobs, below.logprobs)
+    detail = f"{fmean(nats):.4f} from {below.release}, expected at most {limit:g}"
+    require(fmean(nats) <= limit, f"{detail}; the most {max(nats):.2f}")
     return detail
 
 

@@ -69,5 +69,5 @@ class DraftCounts:
         lacking = self.drafts * len(self.places) - self.drafted
         short = f", which had {lacking} tokens fewer than they could have" if lacking > 0 else ""
         shares = ", ".join(f"{share:.1%}" for share in self.shares) or "nothing"
-        whole = f"{self.accepted} of {self.drafted} drafted tokens accepted ({self.share:.1%})"
-        return f"{whole}; by position {shares} of {self.drafts} drafts{short}"
+        accepted = f"{self.accepted} of {self.drafted} drafted tokens accepted ({self.share:.1%})"
+        return f"{accepted}; by position {shares} of {self.drafts} drafts{short}"

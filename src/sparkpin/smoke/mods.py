@@ -16,7 +16,7 @@ from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.releases.runs_here import obstacle
-from sparkpin.smoke.server import alone, container_of
+from sparkpin.smoke.server import container_of, exclusive_run
 
 MARKER = b"SPARKPIN_MOD "
 OF_THE_API = frozenset({"guard"})  # at work where requests are answered: of several nodes that is the first
@@ -106,7 +106,7 @@ def compare_kernels(paths: Paths, engine: Engine, release: Release, *, limit: fl
     if why := obstacle(paths, engine, release, nodes=1):
         raise HostError(f"the kernels of {release.tag} cannot run here: {why}", next_step="invoke doctor")
     running.require_image(engine, release)
-    with alone(paths, engine):
+    with exclusive_run(paths, engine):
         say(f"{release.tag}: comparing the kernels of {', '.join(release.demands.kernels)}")
         settings: dict[str, Any] = running.apart(running.sandbox(release.env, memory=None)) | running.all_gpus()
         volumes = {running.cache_volume(engine, release): {"bind": running.HOME, "mode": "rw"}}

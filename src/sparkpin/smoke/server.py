@@ -122,7 +122,7 @@ def smoke_lock(paths: Paths) -> Path:
 
 
 @contextlib.contextmanager
-def alone(paths: Paths, engine: Engine, others: Sequence[Engine] = ()) -> Iterator[None]:
+def exclusive_run(paths: Paths, engine: Engine, others: Sequence[Engine] = ()) -> Iterator[None]:
     """No other smoke test, benchmark or the like of this home runs meanwhile. Removes what killed runs left. others: of
     other machines that it uses."""
     with lock(smoke_lock(paths), on_wait=WAITING):
@@ -283,11 +283,11 @@ def server_at(
     paths: Paths, release: Release, place: Place, folder: Path, *, gpus: bool
 ) -> contextlib.AbstractContextManager[Container]:
     """folder: where the socket comes to lie."""
-    socket, own = f"{SOCKET_FOLDER}/{SOCKET}", replace(release, env={**release.env, **place.env})
+    socket, with_env = f"{SOCKET_FOLDER}/{SOCKET}", replace(release, env={**release.env, **place.env})
     limits = {"memory": place.memory, "gpus": gpus}
     with place.errors():
         settings = running.server_settings(
-            place.engine, own, place.checkpoint, socket, place.node, place.compilers, **limits
+            place.engine, with_env, place.checkpoint, socket, place.node, place.compilers, **limits
         )
     if not place.where:
         settings["volumes"][str(folder)] = {"bind": SOCKET_FOLDER, "mode": "rw"}

@@ -57,8 +57,8 @@ class Startup:
                 if stage not in self.began:
                     self.began[stage], self.text, self.percent = round(seconds, 1), stage, 0
         stage = list(self.began)[-1]
-        if stage in ("weights", "graphs") and (seen := PERCENT.findall(text)):
-            (share, count, total), before = seen[-1], self.percent
+        if stage in ("weights", "graphs") and (bars := PERCENT.findall(text)):
+            (share, count, total), before = bars[-1], self.percent
             self.percent, self.text = int(share), f"{stage} {share} % ({count} of {total})"
             if self.percent // QUARTERS > before // QUARTERS:
                 news.append(self.text)

@@ -122,7 +122,7 @@ def test_what_drafts_leave_in_the_state_is_found(
             switch(server.folder, fault)
             proof = run.begin(dataclasses.replace(server.met, block=64), 1, (6, 2))
             # All others read no token of a draft: without a cache each is cold.
-            proof.done = {way.name: run.Seen() for way in TRIED if way not in (CONCURRENT, READ)}
+            proof.done = {way.name: run.WayResponses() for way in TRIED if way not in (CONCURRENT, READ)}
             proof.run()
             assert proof.drafted, "some of them are refused"
             found = printed(verdict.conclude(proof, folder, fault))

@@ -19,7 +19,7 @@ from sparkpin.serve.proxy import before
 from sparkpin.smoke import server
 from sparkpin.smoke.evidence import Evidence, evidence_folder, replaced
 from sparkpin.smoke.run import run_smoke
-from sparkpin.smoke.server import Place, alone, own_server
+from sparkpin.smoke.server import Place, exclusive_run, own_server
 
 if TYPE_CHECKING:
     from fake_release import FakeSite  # pytest loads it itself, below
@@ -42,7 +42,7 @@ def smoke(
 
 def served_alone(site: FakeSite, release: Release, memory: int | None = None) -> Evidence:
     place = Place(site.engine, site.checkpoint, memory)
-    with alone(site.paths, site.engine):
+    with exclusive_run(site.paths, site.engine):
         return run_smoke(site.paths, site.engine, release, before(site.paths, own_server(site.paths, release, place)))
 
 

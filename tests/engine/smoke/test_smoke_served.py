@@ -16,7 +16,7 @@ from sparkpin.serve import service
 from sparkpin.serve.address import Address, key_path
 from sparkpin.serve.served import Served, Service, status, write
 from sparkpin.smoke import run
-from sparkpin.smoke.evidence import evidence_folder, kept
+from sparkpin.smoke.evidence import evidence_folder, store_evidence
 
 if TYPE_CHECKING:
     from fake_release import FakeSite  # pytest loads it itself, below
@@ -30,7 +30,7 @@ def smoke(site: FakeSite, *, host: str = "127.0.0.1", fault: str = "") -> Releas
     write(site.paths.home, release.recipe, Service(address=Address(host=host, port=free_port())))
     Releases(site.paths).save(release)
     serving = service.started(site.paths, site.engine, release, site.checkpoint)
-    return kept(site.paths, release, run.run_smoke(site.paths, site.engine, release, serving))
+    return store_evidence(site.paths, release, run.run_smoke(site.paths, site.engine, release, serving))
 
 
 def standing(site: FakeSite) -> list[Served]:

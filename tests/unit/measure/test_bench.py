@@ -29,7 +29,7 @@ HOST = Fingerprint(
     os="ubuntu 24.04", docker="28.3",
 )  # fmt: skip
 QA = Cell(name="Q&A", kind="prompt", prompt="Why?", response_size=256)
-SWEEP = Cell(name="128 x 2", kind="sweep", prompt_size=128, response_size=9, concurrency=2, batches=2, whole=True)
+SWEEP = Cell(name="128 x 2", kind="sweep", prompt_size=128, response_size=9, concurrency=2, batches=2, ignore_eos=True)
 
 
 def conditions(**changes: Any) -> Conditions:
@@ -78,7 +78,7 @@ def test_the_five_prompts_have_the_published_lengths() -> None:
     assert [(cell.name, cell.response_size) for cell in found] == [
         ("Q&A", 256), ("Code", 512), ("JSON", 1024), ("Math", 64), ("LongCode", 2048),
     ]  # fmt: skip
-    assert all(cell.prompt and not cell.whole and cell.concurrency == 1 for cell in found)
+    assert all(cell.prompt and not cell.ignore_eos and cell.concurrency == 1 for cell in found)
 
 
 def test_a_sweep_goes_as_far_as_the_release_allows() -> None:
@@ -108,7 +108,7 @@ def test_both_sides_of_a_comparison_are_asked_the_same() -> None:
     assert [cell.name for cell in both.cells] == [
         "Q&A", "Code", "JSON", "Math", "LongCode", "1024 x 1", "1024 x 4",
     ]  # fmt: skip
-    scripted, other = (BenchPlan(cells("prompt", 4096, 4, whole=whole), 4096) for whole in (True, False))
+    scripted, other = (BenchPlan(cells("prompt", 4096, 4, ignore_eos=ignored), 4096) for ignored in (True, False))
     with pytest.raises(InputError):
         plan.common(scripted, other)
 
@@ -302,7 +302,7 @@ def test_a_record_comes_back_as_it_was(paths: Paths) -> None:
     release = made_releases.release(1)
     first, second = made(row()), made(row(), row(SWEEP, accepted_by_position=(0.9, 0.6)), timestamp="2026-12-01T00:00Z")
     for one in (second, first, comparison()):
-        record.keep(paths, release, one)
+        record.save(paths, release, one)
     assert record.history(paths, release) == (first, second)
     assert record.newest(paths, release) == second
     assert second.decode_rate == 40.0 and math.isclose(second.benchmarks[0].output_rate, 40)
@@ -310,7 +310,7 @@ def test_a_record_comes_back_as_it_was(paths: Paths) -> None:
 
 @pytest.mark.parametrize(("key", "value"), [("benchmarks.0.seconds", 0.0), ("schema", 2)])
 def test_a_damaged_record_is_named_with_its_key(paths: Paths, key: str, value: object) -> None:
-    path = record.keep(paths, made_releases.release(1), made(row()))
+    path = record.save(paths, made_releases.release(1), made(row()))
     whole = json.loads(path.read_text())
     (whole["benchmarks"][0] if "." in key else whole)[key.rpartition(".")[2]] = value
     path.write_text(json.dumps(whole))
@@ -320,7 +320,7 @@ def test_a_damaged_record_is_named_with_its_key(paths: Paths, key: str, value: o
 
 def test_a_record_is_a_report_of_llama_benchy(paths: Paths) -> None:
     """The required keys of its `BenchmarkReport`, `BenchmarkRun` and `BenchmarkMetric` (0.4.0), with their types."""
-    value = json.loads(record.keep(paths, made_releases.release(1), made(row(SWEEP))).read_text())
+    value = json.loads(record.save(paths, made_releases.release(1), made(row(SWEEP))).read_text())
     kinds = {"version": str, "timestamp": str, "latency_mode": str, "latency_ms": float, "model": str,
              "prefix_caching_enabled": bool, "max_concurrency": int}  # fmt: skip
     assert {key: type(value[key]) for key in kinds} == kinds

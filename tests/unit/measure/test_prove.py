@@ -64,7 +64,7 @@ def test_a_sound_endpoint_has_nothing(tmp_path: Path) -> None:
     for one in found.ways:
         assert one.beyond == 0
         assert bool(one.hits) == (one.name in ("warm", "cancelled", "evicted"))
-    assert json.loads(record.keep(tmp_path, found).read_text()) == json.loads(json.dumps(asdict(found)))
+    assert json.loads(record.save(tmp_path, found).read_text()) == json.loads(json.dumps(asdict(found)))
 
 
 def test_more_noise_lets_fewer_planted_faults_show(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_answers_that_are_others_at_once_are_found(tmp_path: Path, monkeypatch: 
 
     toy, inner = Mixed(), run.Endpoint.send
 
-    def send(self: run.Endpoint, steps: list[Step], *, at_once: bool = False) -> list[run.Said | None]:
+    def send(self: run.Endpoint, steps: list[Step], *, at_once: bool = False) -> list[run.Completion | None]:
         toy.crowded = at_once
         answers = inner(self, steps, at_once=at_once)
         toy.crowded = False
@@ -175,9 +175,9 @@ def test_a_context_that_is_too_small_is_said(tmp_path: Path, room: int) -> None:
 )
 def test_odd_answers_are_wrong(choice: dict[str, Any], usage: dict[str, Any]) -> None:
     sound = {"logprobs": {"tokens": ["token_id:1"], "top_logprobs": [{}], "token_logprobs": [-1.0]}}
-    assert run.said({"choices": [sound], "usage": {"prompt_tokens_details": {"cached_tokens": 3}}}).cached == 3
+    assert run.completion_of({"choices": [sound], "usage": {"prompt_tokens_details": {"cached_tokens": 3}}}).cached == 3
     with pytest.raises(Wrong):
-        run.said({"choices": [sound | choice], "usage": usage})
+        run.completion_of({"choices": [sound | choice], "usage": usage})
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from sparkpin.measure import own_server
 from sparkpin.measure.quality import compare, corpus, run
 from sparkpin.measure.quality.corpus import SkillAnswer
 from sparkpin.measure.quality.distance import agreement, kl, rows_of
-from sparkpin.measure.quality.run import QualityMeasured, Reading, keep
+from sparkpin.measure.quality.run import QualityMeasured, Reading, save
 from sparkpin.measure.quality.run import load as known
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import Quality
@@ -182,7 +182,7 @@ def test_what_was_measured_is_kept_whole_or_measured_again(tmp_path: Path) -> No
     made = measured(reading("a", "code"), reading("b", "english", tokens=(5,)))
     folder = tmp_path / "quality/x"
     assert known(folder) is None
-    keep(folder, made)
+    save(folder, made)
     back = known(folder)
     assert back and (back.vllm, back.asked, back.notes) == (made.vllm, made.asked, made.notes)
     for one, other in zip(back.readings, made.readings, strict=True):
@@ -191,7 +191,7 @@ def test_what_was_measured_is_kept_whole_or_measured_again(tmp_path: Path) -> No
             assert np.array_equal(getattr(one.forced, part), getattr(other.forced, part))
     (folder / "measured.npz").write_bytes((folder / "measured.npz").read_bytes()[:-1])
     assert known(folder) is None
-    keep(folder, made)
+    save(folder, made)
     assert known(folder)
     (folder / "measured.npz").write_text("[]")
     assert known(folder) is None
@@ -443,7 +443,7 @@ def test_what_has_no_room_is_not_started(
     """A full machine and a full disk, which a test cannot have; nor has it a GPU."""
     ours, no = release(1, "passed"), lambda *_, **__: None
     monkeypatch.setattr(own_server, "obstacle", no)
-    monkeypatch.setattr(own_server, "alone", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(own_server, "exclusive_run", lambda *_: contextlib.nullcontext())
     for name in ("require_readable", "require_image"):
         monkeypatch.setattr(own_server.running, name, no)
     monkeypatch.setattr(own_server, "uses_gpu", lambda *_: gpus)

@@ -115,7 +115,7 @@ TABLE = b"GPU            NVIDIA GB10\nattend, merge  3 query tokens  0.0034    0
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     """A machine whose engine has the release's image."""
     monkeypatch.setattr(mods, "obstacle", lambda *asked, **more: "")
-    monkeypatch.setattr(mods, "alone", lambda *asked: contextlib.nullcontext())
+    monkeypatch.setattr(mods, "exclusive_run", lambda *asked: contextlib.nullcontext())
     monkeypatch.setattr(running, "require_here", lambda engine: None)
     monkeypatch.setattr(running, "require_image", lambda engine, one: None)
     monkeypatch.setattr(running, "cache_volume", lambda engine, one: "cache")

@@ -178,7 +178,7 @@ def test_record_and_evidence_are_of_one_test(records: Releases) -> None:
                     pass
                 super().write(folder)
 
-        return evidence.kept(records.paths, release(1), Locked(result, {"result.json": text.encode()}))
+        return evidence.store_evidence(records.paths, release(1), Locked(result, {"result.json": text.encode()}))
 
     folder = evidence.evidence_folder(records.paths, release(1))
     (folder.parent / ".partial-of-a-killed-test/smoke").mkdir(parents=True)
@@ -228,7 +228,7 @@ def test_without_memory_no_server_is_started_and_the_release_is_not_at_fault(
         for module in (task, own_server):
             monkeypatch.setattr(module, name, lambda *_, given=given, **__: given, raising=module is task)
     monkeypatch.setattr(task, "require_consistent", lambda *_: None)
-    monkeypatch.setattr(own_server, "alone", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(own_server, "exclusive_run", lambda *_: contextlib.nullcontext())
     for name, told in {"drop_page_cache": None, "available": 1 << 30, "room_for": room}.items():
         monkeypatch.setattr(memory_limit, name, lambda *_, told=told: told)
     with pytest.raises(HostError):

@@ -98,7 +98,7 @@ def measure_cell(target: BenchTarget, cell: Cell, room: int, prompts: Iterator[l
             "cache_salt": secrets.token_hex(16),  # no prefix cache answers for the model
             "max_tokens": min(most, room - len(prompt)),
             "temperature": 0,
-            "ignore_eos": cell.whole,
+            "ignore_eos": cell.ignore_eos,
             "stream": True,
             "return_token_ids": True,
         }
@@ -156,8 +156,8 @@ def result_of(cell: Cell, batches: Sequence[Sequence[TimedAnswer | str]], before
     ttft = Metric.of([1e3 * (one.first - one.begin) for one in answers])
     counts = metrics.DraftCounts.read(after)
     drafts = counts.since(metrics.DraftCounts.read(before)) if counts else None
-    made = metrics.total(after, GENERATED)
-    others = None if made is None else int(made - (metrics.total(before, GENERATED) or 0)) - tokens
+    generated = metrics.total(after, GENERATED)
+    others = None if generated is None else int(generated - (metrics.total(before, GENERATED) or 0)) - tokens
     return CellResult(
         **{**vars(cell), "prompt_size": answers[0].prompt},
         pp_throughput=Metric.of([rate for rate, _ in together]),

@@ -32,11 +32,11 @@ class BenchPlan:
     context: int  # tokens that the release takes, of prompt and answer together
 
 
-def make_plan(argv: Sequence[str], config_tokens: int, *, quick: bool = False, whole: bool = False) -> BenchPlan:
+def make_plan(argv: Sequence[str], config_tokens: int, *, quick: bool = False, ignore_eos: bool = False) -> BenchPlan:
     """Of a release's command. InputError where its context is too short for any cell.
 
     config_tokens: what the model's own configuration allows, for a command that does not limit it. quick: short answers
-    and few cells, to see that it works; whole: the model must not end its answers itself.
+    and few cells, to see that it works; ignore_eos: the model must not end its answers itself.
     """
     flags = Flags(argv, "the release's command", {})
     tokens = flags.number("--max-model-len", auto=True)
@@ -44,7 +44,13 @@ def make_plan(argv: Sequence[str], config_tokens: int, *, quick: bool = False, w
     sequences = flags.number("--max-num-seqs") or VLLM_SEQUENCES
     most = QUICK_OUTPUT if quick else context
     cells = [
-        Cell(name=one["name"], kind="prompt", prompt=one["text"], response_size=min(one["tokens"], most), whole=whole)
+        Cell(
+            name=one["name"],
+            kind="prompt",
+            prompt=one["text"],
+            response_size=min(one["tokens"], most),
+            ignore_eos=ignore_eos,
+        )
         for one in (PROMPTS if context >= LEAST else ())
     ]
     cells += sweep(context, sequences, quick)
@@ -70,7 +76,7 @@ def sweep(context: int, sequences: int, quick: bool) -> Iterator[Cell]:
                 response_size=output,
                 concurrency=concurrency,
                 batches=3 if concurrency == 1 and not quick else 2,
-                whole=True,
+                ignore_eos=True,
             )
 
 

@@ -43,7 +43,7 @@ class Cell:
     response_size: Positive  # tokens at most
     concurrency: Positive = 1
     batches: Positive = 1
-    whole: bool = False  # the model is kept from ending its answer before response_size
+    ignore_eos: bool = False  # the model is kept from ending its answer before response_size
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -187,7 +187,7 @@ def file_name(time: str) -> str:
     return f"{time.replace(':', '').replace('-', '')}.json"
 
 
-def keep(paths: Paths, release: Release, record: BenchRecord | Comparison) -> Path:
+def save(paths: Paths, release: Release, record: BenchRecord | Comparison) -> Path:
     prefix = COMPARE if isinstance(record, Comparison) else ""
     path = folder(paths, release) / f"{prefix}{file_name(record.timestamp)}"
     files.write_json(path, to_json(record))

@@ -36,7 +36,7 @@ from sparkpin.serve.address import key_of
 from sparkpin.serve.proxy import requests_under_way
 from sparkpin.smoke.answers import Wrong, json_of
 from sparkpin.smoke.client import Client, Fault
-from sparkpin.smoke.server import alone
+from sparkpin.smoke.server import exclusive_run
 
 ALL = "the prompts together"
 METRICS = ("output_rate", "decode_rate", "ttft")
@@ -45,7 +45,7 @@ METRICS = ("output_rate", "decode_rate", "ttft")
 def plan_for(paths: Paths, release: Release, *, quick: bool = False) -> BenchPlan:
     config = json.loads((checkpoint_of(paths, release) / "config.json").read_text(encoding="utf-8"))
     tokens = int((config.get("text_config") or config).get("max_position_embeddings", 0))
-    return make_plan(release.argv, tokens, quick=quick, whole=release.demands.scripted)
+    return make_plan(release.argv, tokens, quick=quick, ignore_eos=release.demands.scripted)
 
 
 def bench(paths: Paths, engine: Engine, release: Release, plan: BenchPlan) -> BenchRecord:
@@ -65,7 +65,7 @@ def bench(paths: Paths, engine: Engine, release: Release, plan: BenchPlan) -> Be
         with engine_errors():
             stats = target.container.stats(stream=False, one_shot=True)
         conditions = conditions_of(engine, target)
-    made = BenchRecord(
+    measured = BenchRecord(
         timestamp=now(),
         model=served_name(release.argv),
         max_concurrency=max(row.concurrency for row in rows),
@@ -76,15 +76,15 @@ def bench(paths: Paths, engine: Engine, release: Release, plan: BenchPlan) -> Be
         slowed=tuple(slowed),
         ceiling=ceiling_of(paths, release, rows) if machine.read_host().is_spark else None,
     )
-    say(f"kept: {record.keep(paths, release, made)}")
-    return made
+    say(f"kept: {record.save(paths, release, measured)}")
+    return measured
 
 
 def compare(
-    paths: Paths, engine: Engine, releases: Sequence[Release], plan: BenchPlan, rounds: int, *, keep: bool = True
+    paths: Paths, engine: Engine, releases: Sequence[Release], plan: BenchPlan, rounds: int, *, save: bool = True
 ) -> Comparison:
     """Measure two releases in turns, each with a server of its own, so that the intervals cover differences from start
-    to start. The result is kept with both, and nothing of a comparison that was broken off. keep: not for a release
+    to start. The result is kept with both, and nothing of a comparison that was broken off. save: not for a release
     that has no record."""
     order = order_of(rounds)
     conditions: dict[str, Conditions] = {}
@@ -94,7 +94,7 @@ def compare(
         with own_target(paths, engine, releases["AB".index(letter)]) as target:
             rows[letter].append(list(measure_cells(target, plan, len(rows[letter]))))
             conditions[letter] = conditions_of(engine, target)
-    made = Comparison(
+    measured = Comparison(
         timestamp=now(),
         a=conditions["A"],
         b=conditions["B"],
@@ -102,9 +102,9 @@ def compare(
         failed=sum(row.failed for turns in rows.values() for one in turns for row in one),
         ratios=ratios_of(rows["A"], rows["B"]),
     )
-    for release in releases if keep else ():
-        say(f"kept: {record.keep(paths, release, made)}")
-    return made
+    for release in releases if save else ():
+        say(f"kept: {record.save(paths, release, measured)}")
+    return measured
 
 
 @contextlib.contextmanager
@@ -128,7 +128,7 @@ def target_of(paths: Paths, engine: Engine, release: Release) -> Iterator[BenchT
     def connect(timeout: float) -> Client:
         return served.client_of(known, key, timeout)
 
-    with alone(paths, engine), connect(REQUEST_SECONDS) as client:
+    with exclusive_run(paths, engine), connect(REQUEST_SECONDS) as client:
         try:
             yield BenchTarget(release, known.server, client, connect, None)
         except (Wrong, Fault) as fault:

@@ -69,12 +69,12 @@ def ratio_row(one: Ratio) -> tuple[str, ...]:
     return one.cell, UNITS[one.metric], *medians, f"{one.ratio:.3f}", " to ".join(ends) or "one round: none"
 
 
-def show_comparison(made: Comparison) -> None:
-    for letter, side in (("A", made.a), ("B", made.b)):
+def show_comparison(found: Comparison) -> None:
+    for letter, side in (("A", found.a), ("B", found.b)):
         terminal.show(f"{letter}: {side.release}, vLLM {side.vllm}; settings: {' '.join(side.argv[2:])}")
-    terminal.show(f"on: {made.a.host.line}, {minute(made.timestamp)}")
-    terminal.table(RATIO_COLUMNS, list(map(ratio_row, made.ratios)))
-    terminal.show(f"order: {made.order}; each turn had a server of its own")
+    terminal.show(f"on: {found.a.host.line}, {minute(found.timestamp)}")
+    terminal.table(RATIO_COLUMNS, list(map(ratio_row, found.ratios)))
+    terminal.show(f"order: {found.order}; each turn had a server of its own")
     terminal.show("B / A: geometric mean of paired ratios, one a round; 95 %: an interval for it, of their logarithms")
-    if made.failed:
-        terminal.show(f"note: {terminal.count(made.failed, 'request')} FAILED: others had more of the server")
+    if found.failed:
+        terminal.show(f"note: {terminal.count(found.failed, 'request')} FAILED: others had more of the server")

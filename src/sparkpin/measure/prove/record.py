@@ -80,7 +80,7 @@ def path_of(folder: Path, time: str, kind: str = "") -> Path:
     return folder / f"{time.replace(':', '').replace('-', '')}{kind}.json"
 
 
-def keep(folder: Path, record: ProveRecord) -> Path:
+def save(folder: Path, record: ProveRecord) -> Path:
     path = path_of(folder, record.time)
     files.write_json(path, asdict(record))
     return path

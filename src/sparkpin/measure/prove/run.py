@@ -84,7 +84,7 @@ TRIED = (WARM, CANCELLED, EVICTED, CONCURRENT, READ)
 
 
 @dataclass(frozen=True)
-class Said:
+class Completion:
     """parts: of the answer, as a prompt has them; prompt: its tokens, 0 where the answer does not tell; cached: of them
     those that came from the cache, None where it does not tell."""
 
@@ -111,18 +111,18 @@ class Endpoint:
     wide: float = 1.0
     notes: list[str] = field(default_factory=list)
 
-    def ask(self, prompt: Prompt, salt: str = "", tokens: int = TOKENS) -> Said:
+    def ask(self, prompt: Prompt, salt: str = "", tokens: int = TOKENS) -> Completion:
         """Wrong or Fault for what is no answer. salt: "" for one that nobody else has."""
         body = self.body(prompt, salt or new_salt(), tokens) | {"temperature": 0, "logprobs": self.top}
-        return said(json_of(self.client.post("/v1/completions", body)), by_text=not self.ids)
+        return completion_of(json_of(self.client.post("/v1/completions", body)), by_text=not self.ids)
 
     def body(self, prompt: Prompt, salt: str, tokens: int) -> dict[str, Any]:
-        own: dict[str, Any] = {"prompt": f"{salt}\n{''.join(map(str, prompt))}"}
+        prompted: dict[str, Any] = {"prompt": f"{salt}\n{''.join(map(str, prompt))}"}
         if self.ids:
-            own = {"prompt": prompt, "cache_salt": salt, "ignore_eos": True, "return_tokens_as_token_ids": True}
-        return {"model": self.model, "max_tokens": tokens, **own}
+            prompted = {"prompt": prompt, "cache_salt": salt, "ignore_eos": True, "return_tokens_as_token_ids": True}
+        return {"model": self.model, "max_tokens": tokens, **prompted}
 
-    def send(self, steps: Sequence[Step], *, at_once: bool = False) -> list[Said | None]:
+    def send(self, steps: Sequence[Step], *, at_once: bool = False) -> list[Completion | None]:
         """The answers in the order of the steps; none of a request that was broken off."""
         # More than the cache holds would be broken off and begun again from what is in it: no cold readings any more.
         size = 4 * (max(len(step.prompt) for step in steps) + TOKENS)
@@ -133,7 +133,7 @@ class Endpoint:
         finally:
             threads.shutdown(wait=False, cancel_futures=True)  # Ctrl-C waits for no answer
 
-    def send_one(self, step: Step) -> Said | None:
+    def send_one(self, step: Step) -> Completion | None:
         """An answer without numbers, which a cold prompt had, is far off."""
         if step.cancelled:
             with contextlib.suppress(Fault):  # what is wrong shows in the answer after it
@@ -145,7 +145,7 @@ class Endpoint:
         except Wrong as wrong:
             if NO_NUMBERS not in str(wrong):
                 raise
-            return Said(rows_of([(NO_TOKEN, {NO_TOKEN: 0.0})]), [NO_TOKEN])
+            return Completion(rows_of([(NO_TOKEN, {NO_TOKEN: 0.0})]), [NO_TOKEN])
 
     def rendered(self, messages: Sequence[Message]) -> Prompt:
         """By the server's own template; by none where that refuses a conversation that begins so, or is not known."""
@@ -165,16 +165,16 @@ class Endpoint:
         return ""
 
 
-def said(value: dict[str, Any], *, by_text: bool = False) -> Said:
+def completion_of(value: dict[str, Any], *, by_text: bool = False) -> Completion:
     """Wrong for an answer of another form."""
     choice, usage = only_choice(value), a_dict(value.get("usage") or {}, "usage")
     details = a_dict(usage.get("prompt_tokens_details") or {}, "prompt_tokens_details")
     prompt, cached = usage.get("prompt_tokens"), details.get("cached_tokens")
     counts = prompt if isinstance(prompt, int) else 0, cached if isinstance(cached, int) else None
     if by_text and not (choice.get("text") and choice.get("logprobs")):  # it ended at once, or amid a character
-        return Said(rows_of([]), [], *counts)
+        return Completion(rows_of([]), [], *counts)
     rows = rows_of(logprobs.answer_rows(choice, "the answer", by_text=by_text))
-    return Said(rows, logprobs.listed(choice, "")["tokens"] if by_text else rows.tokens.tolist(), *counts)
+    return Completion(rows, logprobs.listed(choice, "")["tokens"] if by_text else rows.tokens.tolist(), *counts)
 
 
 def meet(client: Client, model: str = "") -> Endpoint:
@@ -192,11 +192,11 @@ def meet(client: Client, model: str = "") -> Endpoint:
     with contextlib.suppress(Fault, Wrong):
         met.version = str(json_of(client.get("/version")).get("version"))
     described = re.search(rf"^{INFO}\{{(.*)\}}", met.scraped(), re.M)
-    told = dict(re.findall(r'(\w+)="([^"]*)"', described[1])) if described else {}
-    numbers = {name: int(text) for name, text in told.items() if text.isdecimal()}
+    labels = dict(re.findall(r'(\w+)="([^"]*)"', described[1])) if described else {}
+    numbers = {name: int(text) for name, text in labels.items() if text.isdecimal()}
     met.block, blocks = numbers.get("block_size"), numbers.get("num_gpu_blocks")
     met.capacity = numbers.get("kv_cache_size_tokens") or (met.block and blocks and met.block * blocks)
-    met.caching = {"True": True, "False": False}.get(told.get("enable_prefix_caching", ""))
+    met.caching = {"True": True, "False": False}.get(labels.get("enable_prefix_caching", ""))
     if met.caching is False:
         met.block = met.capacity = None
         met.notes.append("prefix caching is off, as /metrics says: no fault of a cache can be found")
@@ -227,10 +227,10 @@ def new_salt() -> str:
 
 
 @dataclass
-class Seen:
-    """Of a way. said: key of a prompt -> its answers."""
+class WayResponses:
+    """Of a way. answers: key of a prompt -> its answers."""
 
-    said: dict[int, list[Said]] = field(default_factory=dict)
+    answers: dict[int, list[Completion]] = field(default_factory=dict)
     hits: int | None = None
     asked: int = 0
     seconds: float = 0.0
@@ -245,17 +245,17 @@ class Proof:
     turns: list[Turn]
     shape: Shape
     prompts: list[Prompt] = field(default_factory=list)
-    done: dict[str, Seen] = field(default_factory=dict)
+    done: dict[str, WayResponses] = field(default_factory=dict)
     sent: dict[str, list[Step]] = field(default_factory=dict)
 
     @property
-    def cold(self) -> list[Said]:
-        return [said for (said,) in self.done[COLD.name].said.values()]
+    def cold(self) -> list[Completion]:
+        return [answer for (answer,) in self.done[COLD.name].answers.values()]
 
     @property
     def drafted(self) -> int:
         """Tokens of all ways, 0 where nobody drafts or tells."""
-        return sum(seen.drafted for seen in self.done.values())
+        return sum(way.drafted for way in self.done.values())
 
     def run(self) -> None:
         """All ways that are not done yet. Fault or Wrong where the server does not answer."""
@@ -302,22 +302,22 @@ class Proof:
         return found
 
     def ask(self, way: Way) -> None:
-        seen, begin, before = Seen(), time.monotonic(), self.counted()
+        found, begin, before = WayResponses(), time.monotonic(), self.counted()
         with waiting(way.words):
-            self.read_cold(seen) if way is COLD else self.send_all(way, seen)
-        seen.seconds = round(time.monotonic() - begin, 1)
+            self.read_cold(found) if way is COLD else self.send_all(way, found)
+        found.seconds = round(time.monotonic() - begin, 1)
         time.sleep(SETTLE)
         after = self.counted()
-        told = [said.cached for each in seen.said.values() for said in each]
+        cached = [answer.cached for each in found.answers.values() for answer in each]
         if before[0] is not None and after[0] is not None:
-            seen.hits = after[0] - before[0]
-        elif None not in told:
-            seen.hits = sum(cached or 0 for cached in told)
-        seen.drafted = after[1] - before[1]
-        self.done[way.name] = seen
+            found.hits = after[0] - before[0]
+        elif None not in cached:
+            found.hits = sum(count or 0 for count in cached)
+        found.drafted = after[1] - before[1]
+        self.done[way.name] = found
         self.met.client.exchanges.clear()  # megabytes of log-probabilities
-        hits = "" if seen.hits is None else f", {seen.hits:,} of {seen.asked:,} prompt tokens from the cache"
-        say(f"{way.words}: {len(self.distances(way))} answers in {seen.seconds:.0f} s{hits}")
+        hits = "" if found.hits is None else f", {found.hits:,} of {found.asked:,} prompt tokens from the cache"
+        say(f"{way.words}: {len(self.distances(way))} answers in {found.seconds:.0f} s{hits}")
 
     def counted(self) -> tuple[int | None, int]:
         """Tokens from the cache, and drafted ones, since the server began."""
@@ -325,25 +325,25 @@ class Proof:
         hits, counts = metrics.total(text, HITS), metrics.DraftCounts.read(text)
         return None if hits is None else int(hits), counts.drafted if counts else 0
 
-    def read_cold(self, seen: Seen) -> None:
+    def read_cold(self, found: WayResponses) -> None:
         """Each turn is built on the answer to the one before it."""
         for key, turn in enumerate(self.turns):
-            before = [*self.prompts[-1], *seen.said[key - 1][0].parts] if turn.number else []
-            own = sessions.fitted(self.met.rendered(turn.messages), max(turn.tokens - len(before), 1))
-            self.prompts.append([*before, *own])
-            seen.said[key] = [answer := self.met.ask(self.prompts[-1])]
-            seen.asked += answer.prompt or len(self.prompts[-1])
+            before = [*self.prompts[-1], *found.answers[key - 1][0].parts] if turn.number else []
+            added = sessions.fitted(self.met.rendered(turn.messages), max(turn.tokens - len(before), 1))
+            self.prompts.append([*before, *added])
+            found.answers[key] = [answer := self.met.ask(self.prompts[-1])]
+            found.asked += answer.prompt or len(self.prompts[-1])
 
-    def send_all(self, way: Way, seen: Seen) -> None:
+    def send_all(self, way: Way, found: WayResponses) -> None:
         steps = self.sent[way.name]
         for step, answer in zip(steps, self.met.send(steps, at_once=way is CONCURRENT), strict=True):
-            seen.asked += (answer and answer.prompt) or int(len(step.prompt) * self.met.wide)
+            found.asked += (answer and answer.prompt) or int(len(step.prompt) * self.met.wide)
             if step.key is not None and answer:
-                seen.said.setdefault(step.key, []).append(answer)
+                found.answers.setdefault(step.key, []).append(answer)
 
     def distances(self, way: Way) -> list[tuple[int, float]]:
         """Key and distance of each answer of a way, from the cold one; of those that can be compared."""
-        answers = self.done[way.name].said.items() if way.name in self.done else ()
+        answers = self.done[way.name].answers.items() if way.name in self.done else ()
         if way is READ:
             read = [(key, read_distance(self.cold[key], READ_AT, each)) for key, each in answers]
             return [(key, far) for key, far in read if far is not None]
@@ -359,18 +359,18 @@ def begin(met: Endpoint, seed: int, count: tuple[int, int]) -> Proof:
     return Proof(met, sessions.sessions(shape), shape)
 
 
-def reading(prompt: Prompt, answer: Said, places: Sequence[int], key: int = 0) -> list[Step]:
+def reading(prompt: Prompt, answer: Completion, places: Sequence[int], key: int = 0) -> list[Step]:
     """Cold, each with the answer until a token of `places`, which comes next."""
     known = [place for place in places if place < len(answer.parts)]
     return [Step([*prompt, *answer.parts[:place]], new_salt(), key, 1) for place in known]
 
 
-def read_distance(decoded: Said, places: Sequence[int], read: Sequence[Said | None]) -> float | None:
+def read_distance(decoded: Completion, places: Sequence[int], read: Sequence[Completion | None]) -> float | None:
     """Between an answer's tokens as they were decoded and as `reading` reads them, as a root mean square. Texts that
     became other tokens are left out; None where nothing is left."""
     both = zip([place for place in places if place < len(decoded.rows)], read, strict=True)
-    far = [distance(decoded.rows[place : place + 1], said.rows) for place, said in both
-           if said and len(said.rows) and said.prompt in (0, decoded.prompt + place)]  # fmt: skip
+    far = [distance(decoded.rows[place : place + 1], answer.rows) for place, answer in both
+           if answer and len(answer.rows) and answer.prompt in (0, decoded.prompt + place)]  # fmt: skip
     return math.hypot(*far) / math.sqrt(len(far)) if far else None
 
 
@@ -390,10 +390,10 @@ def noise_of(met: Endpoint, prompts: Sequence[Prompt], way: Way) -> list[float]:
     """How far rounding alone takes answers to such prompts, in nats: cold, alone and at once. What is found at once is
     compared with asking alone twice; what was decoded, with the second token of an answer, before which no draft was
     refused. Of those that can be compared."""
-    alone = [met.ask(prompt) for prompt in prompts]
+    single = [met.ask(prompt) for prompt in prompts]
     if way is READ:
-        read = [met.send(reading(prompt, answer, (1,))) for prompt, answer in zip(prompts, alone, strict=True)]
-        found = [read_distance(answer, (1,), each) for answer, each in zip(alone, read, strict=True)]
+        read = [met.send(reading(prompt, answer, (1,))) for prompt, answer in zip(prompts, single, strict=True)]
+        found = [read_distance(answer, (1,), each) for answer, each in zip(single, read, strict=True)]
         return [far for far in found if far is not None]
     others = met.send([Step(prompt, new_salt()) for prompt in prompts], at_once=way is not CONCURRENT)
-    return [distance(one.rows, other.rows) for one, other in zip(alone, others, strict=True) if other]
+    return [distance(one.rows, other.rows) for one, other in zip(single, others, strict=True) if other]

@@ -51,14 +51,14 @@ def lengths(shape: Shape) -> list[list[int]]:
     chance = random.Random(f"lengths {shape.seed}")
     found = []
     for session in range(shape.sessions):
-        own = []
+        fitting = []
         for turn in range(shape.turns):
             blocks = FIRST + STEP * turn
             near = EDGES[(session + turn) % len(EDGES)]
             by = near if blocks % 1 == 0 else chance.randrange(-shape.block // 8, shape.block // 8)
             if (length := int(blocks * shape.block) + by) <= shape.room:
-                own.append(length)
-        found.append(own)
+                fitting.append(length)
+        found.append(fitting)
     return found
 
 
@@ -74,14 +74,14 @@ def sessions(shape: Shape) -> list[Turn]:
     """Session by session, turn by turn. Texts are longer than wanted: tokens are cut, not characters."""
     system = text(random.Random(f"system {shape.seed}"), int(SHARED * shape.block * shape.wordy))
     found = []
-    for session, own in enumerate(lengths(shape)):
+    for session, fitting in enumerate(lengths(shape)):
         chance, before = random.Random(f"session {shape.seed} {session}"), 0
-        for number, length in enumerate(own):
-            said = text(chance, int((length - before) * shape.wordy * 1.2))
-            user = {"role": "user", "content": said[: len(said) // 2] if number else said}
+        for number, length in enumerate(fitting):
+            words = text(chance, int((length - before) * shape.wordy * 1.2))
+            user = {"role": "user", "content": words[: len(words) // 2] if number else words}
             messages = [{"role": "system", "content": system}, user] if not number else [user]
             if number:
-                messages += called(f"call_{session}_{number}", chance, said[len(said) // 2 :])
+                messages += called(f"call_{session}_{number}", chance, words[len(words) // 2 :])
             found.append(Turn(session, number, tuple(messages), length))
             before = length
     return found
@@ -102,8 +102,8 @@ def fitted(ids: Prompt, length: int) -> Prompt:
     over = len(ids) - length
     if over <= 0:
         return list(ids)
-    keep = max(0, len(ids) - END - over)
-    return [*ids[:keep], *ids[max(keep + over, len(ids) - END) :]]
+    begin = max(0, len(ids) - END - over)
+    return [*ids[:begin], *ids[max(begin + over, len(ids) - END) :]]
 
 
 def with_other_words(prompts: Sequence[Prompt], seed: int) -> list[Prompt]:

@@ -117,14 +117,14 @@ def shows(proof: Proof, one: Beyond) -> Finding | None:
             shown += run.sent_again(proof.met, again, one.way) > bound
             tries += 1
     if shown < SHOWN:
-        told = f"{one.distance:.2g} nats; with other words beyond {bound:.2g} in {shown} of {tries} tries"
-        proof.met.notes.append(f"{one.name}: {told}: rounding")
+        shares = f"{one.distance:.2g} nats; with other words beyond {bound:.2g} in {shown} of {tries} tries"
+        proof.met.notes.append(f"{one.name}: {shares}: rounding")
         return None
     return Finding(one.name, one.way.name, one.distance, bound, shown, tries, len(steps))
 
 
 def write_session(proof: Proof, one: Beyond, path: Path) -> None:
-    told = [proof.cold[one.key], *proof.done[one.way.name].said[one.key]]
+    answers = [proof.cold[one.key], *proof.done[one.way.name].answers[one.key]]
     session = {
         "how": DATA["how"],
         "seen": one.name,
@@ -135,7 +135,7 @@ def write_session(proof: Proof, one: Beyond, path: Path) -> None:
         "at_once": one.way is CONCURRENT,
         "read": one.way is READ,
         "steps": [asdict(step) for step in steps_to(proof, one)],
-        "answers": [list(zip(a.parts, a.rows.chosen.tolist(), strict=True)) for a in told],
+        "answers": [list(zip(a.parts, a.rows.chosen.tolist(), strict=True)) for a in answers],
     }
     files.write_json(path, session)
 
@@ -203,8 +203,8 @@ def conclude(proof: Proof, folder: Path, what: str) -> ProveRecord:
         known = {0: "; THE CACHE WAS NOT IN USE", None: "; whether the cache was in use is unknown"}
         line += known.get(hits(proof, cold=False), "")
         line += f"; this run's noise would let {count} of {len(PLANTED)} planted faults show"
-        seen = f"a difference of {found.first:.2g} nats would have been seen"
-        proof.met.notes.append(f"{seen}; other text does {found.control:.2g}")
+        least = f"a difference of {found.first:.2g} nats would have been seen"
+        proof.met.notes.append(f"{least}; other text does {found.control:.2g}")
     return ProveRecord(
         time=time,
         what=what,
@@ -224,7 +224,7 @@ def conclude(proof: Proof, folder: Path, what: str) -> ProveRecord:
 
 
 def result_of(proof: Proof, way: Way, found: Bounds) -> WayResult:
-    seen, far = proof.done[way.name], proof.distances(way)
+    responses, far = proof.done[way.name], proof.distances(way)
     limits = () if way is CONTROL else (found.of(way, grown=proof.turns[key].number > 0) for key, _ in far)
     distances = tuple(one for _, one in far)
-    return WayResult(way.name, way.words, distances, tuple(limits), seen.hits, seen.asked, seen.seconds)
+    return WayResult(way.name, way.words, distances, tuple(limits), responses.hits, responses.asked, responses.seconds)

@@ -43,7 +43,7 @@ def texts(reference: QualityMeasured, release: QualityMeasured, top: int) -> tup
     sums = [(one.kind, sums_of(one, others[one.name], top)) for one in reference.readings]
     kinds = sorted({kind for kind, _ in sums})
     every = [row for _, row in sums]
-    return (figures(ALL, every), *(figures(kind, [row for own, row in sums if own == kind]) for kind in kinds))
+    return (figures(ALL, every), *(figures(kind, [row for of, row in sums if of == kind]) for kind in kinds))
 
 
 def sums_of(p: Reading, q: Reading, top: int) -> Sums:
@@ -142,11 +142,11 @@ def ratio(
     one text says.
     """
     texts = [(above, below) for above, below in zip(numerators, denominators, strict=True) if below > 0]
-    whole = sum(below for _, below in texts)
-    value = sum(above for above, _ in texts) / whole if texts else 0.0
+    total = sum(below for _, below in texts)
+    value = sum(above for above, _ in texts) / total if texts else 0.0
     low, high = span if texts else (0.0, 0.0)
     if len(texts) > 1:
-        each = [value + (above - value * below) * len(texts) / whole for above, below in texts]
+        each = [value + (above - value * below) * len(texts) / total for above, below in texts]
         _, least, most = paired_interval(each, CONFIDENCE)
         low, high = max(low, least), min(high, most)
     return Figure(value=shape(value), low=shape(low), high=shape(high))
@@ -180,7 +180,7 @@ def rows(record: QualityRecord, limits: dict[str, Judged]) -> Iterator[tuple[obj
     yield "same first choice", *cells(texts.top1, "top1", limits)
     yield f"perplexity, ratio ({' -> '.join(both)})", *cells(texts.ratio, "perplexity", limits)
     yield "KL while decoding, nats a token", *cells(texts.continued_kl, "continued_kl", limits)
-    yield "same words while decoding", *seen(texts.continued_same, ".1%"), "", ""
+    yield "same words while decoding", *with_interval(texts.continued_same, ".1%"), "", ""
     keys = {name: key for key, name in quality_allowance.SKILLS.items()}
     for skill in record.skills:
         right = f"{skill.reference} -> {skill.release} of {skill.asked} right"
@@ -193,10 +193,10 @@ def cells(figure: Figure, key: str, limits: dict[str, Judged], name: str = "") -
     judged = limits.get(key) if name in ("", quality_allowance.SKILLS.get(key)) else None
     if judged is None:
         part = name and name not in quality_allowance.SKILLS.values()
-        return *seen(figure, form), "", "" if part else "not judged"
+        return *with_interval(figure, form), "", "" if part else "not judged"
     word = "at least" if key in quality_allowance.AT_LEAST else "at most"
     limit = f"{judged.limit:{form.replace('.2g', 'g')}}"
-    return *seen(figure, form), f"{word} {limit}", quality_allowance.TOLD[judged.kept]
+    return *with_interval(figure, form), f"{word} {limit}", quality_allowance.TOLD[judged.kept]
 
 
 def verdict(record: QualityRecord) -> str:
@@ -204,13 +204,13 @@ def verdict(record: QualityRecord) -> str:
     if not record.judged:
         why = "its stage sets no limit" if record.role == "parent" else "limits are against the parent stage"
         return f"verdict: none, for {why}"
-    by = {kept: [one for one in record.judged if one.kept == kept] for kept in ("more", "unclear")}
-    told = [f"lost MORE than allowed: {', '.join(one.name for one in by['more'])}"] if by["more"] else []
-    told += [f"cannot tell {one.name}" for one in by["unclear"]]
-    if told and len(told) < len(record.judged):
-        told.append("within all other limits")
-    return f"verdict: {'; '.join(told) or 'ok: within all its limits'}"
+    by = {answer: [one for one in record.judged if one.kept == answer] for answer in ("more", "unclear")}
+    parts = [f"lost MORE than allowed: {', '.join(one.name for one in by['more'])}"] if by["more"] else []
+    parts += [f"cannot tell {one.name}" for one in by["unclear"]]
+    if parts and len(parts) < len(record.judged):
+        parts.append("within all other limits")
+    return f"verdict: {'; '.join(parts) or 'ok: within all its limits'}"
 
 
-def seen(figure: Figure, form: str) -> tuple[str, str]:
+def with_interval(figure: Figure, form: str) -> tuple[str, str]:
     return f"{figure.value:{form}}", f"{figure.low:{form}} .. {figure.high:{form}}"

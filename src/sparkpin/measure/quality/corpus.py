@@ -12,7 +12,7 @@ from pathlib import Path
 from sparkpin.smoke.answers import Answer, Wrong, judge
 from sparkpin.smoke.checks import STEPS, longest_prompt
 from sparkpin.smoke.client import BadStream, Fault
-from sparkpin.smoke.expectations import Case, Expectations, said, table
+from sparkpin.smoke.expectations import Case, Expectations, chat_request, table
 from sparkpin.smoke.subject import SmokeSubject
 
 FOLDER = Path(__file__).parent / "texts"
@@ -47,9 +47,10 @@ class Corpus:
         cases = [case for _, case in self.questions]
         if expect:
             cases += [*(case for _, case in of_the_smoke_test(expect)), *expect.recall(STEPS[0])]
-        said = [[case.request, case.calls, case.holds, case.content] for case in cases]
-        whole = [[text.name, text.text] for text in self.texts], said, self.quick, STEPS, table()["requests"]["roomy"]
-        return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+        asked = [[case.request, case.calls, case.holds, case.content] for case in cases]
+        texts = [[text.name, text.text] for text in self.texts]
+        content = texts, asked, self.quick, STEPS, table()["requests"]["roomy"]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def questions() -> tuple[Question, ...]:
     tools = {tool["function"]["name"]: tool for tool in value["tools"]}
     found = []
     for one in value["questions"]:
-        request = said(one["ask"]) | {"tools": [tools[name] for name in one["tools"]], "tool_choice": "auto"}
+        request = chat_request(one["ask"]) | {"tools": [tools[name] for name in one["tools"]], "tool_choice": "auto"}
         request |= table()["requests"]["roomy"]
         calls = tuple((name, None) for name in one["calls"]) or None
         found.append((one["ask"][:LONGEST_NAME], Case(request, calls=calls, holds=tuple(one.get("holds", ())))))
@@ -91,11 +92,11 @@ def of_the_smoke_test(expect: Expectations) -> tuple[Question, ...]:
 
 def ask_tools(subject: SmokeSubject, corpus: Corpus) -> Iterator[SkillAnswer]:
     """Streamed, as agents ask; those of the smoke test also in one piece. A scripted model knows these alone."""
-    whole = of_the_smoke_test(subject.expect)
+    known = of_the_smoke_test(subject.expect)
     others = () if subject.expect.cases["chat"].exact else corpus.questions
-    for name, case in (*whole, *others):
+    for name, case in (*known, *others):
         yield answered(TOOL_CALLS, f"{name}, streamed", fitted(subject, case), lambda case: subject.streamed(case)[0])
-    for name, case in () if corpus.quick else whole:
+    for name, case in () if corpus.quick else known:
         yield answered(TOOL_CALLS, name, fitted(subject, case), subject.chat)
 
 

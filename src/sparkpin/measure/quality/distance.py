@@ -71,14 +71,14 @@ def kl(reference: Rows, release: Rows, top: int) -> Floats:
     q = np.where(release.ids != NONE, np.exp(release.logprobs), 0.0)
     shared = np.where(both, p * (reference.logprobs - there), 0.0).sum(axis=1)
     left = np.clip(1 - np.where(both, np.exp(there), 0.0).sum(axis=1), 0, None)  # of the release, outside of the shared
-    alone = np.where(named & ~both, p, 0.0).sum(axis=1)
+    unshared = np.where(named & ~both, p, 0.0).sum(axis=1)
     others = np.clip(1 - p.sum(axis=1), 0, None)
     # The smallest of the `top` likeliest; a row may hold one more, the token that follows.
     least = np.exp(release.logprobs[:, min(top, release.logprobs.shape[1]) - 1])
     most = np.minimum((named & ~both).sum(axis=1) * least, np.clip(1 - q.sum(axis=1), 0, None))
-    even = left * alone / np.maximum(alone + others, TINY)
+    even = left * unshared / np.maximum(unshared + others, TINY)
     given = np.minimum(even, most)
-    found = shared + part(alone, given) + part(others, left - given)
+    found = shared + part(unshared, given) + part(others, left - given)
     return np.asarray(np.clip(found, 0, None))
 
 

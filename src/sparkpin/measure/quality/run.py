@@ -37,7 +37,7 @@ from sparkpin.smoke.run import subject_of
 from sparkpin.smoke.subject import SmokeSubject
 
 FORM = 3  # grows when a measurement of before would mean something else
-KEPT = 64 << 20  # bytes: more than the log-probabilities of all texts ever took
+DISK_BYTES = 64 << 20  # bytes: more than the log-probabilities of all texts ever took
 CONTINUED = 48  # tokens
 MOST = 768  # tokens read of a text: a vocabulary of 248,320 takes 1 MB of logits a token, in 32 bits
 MEASURED = "measured.npz"
@@ -80,13 +80,13 @@ def measure(paths: Paths, engine: Engine, release: Release, corpus: Corpus) -> Q
     if known := load(folder):
         say(f"{release.tag}: measured before")
         return known
-    with own_server(paths, engine, release, kept=KEPT) as (server, client):
+    with own_server(paths, engine, release, disk_bytes=DISK_BYTES) as (server, client):
         found = ask_all(subject_of(release, client, server), corpus)
         # Else what it was asked after its end would be kept as wrong answers. An engine that is gone may leave a
         # container that runs for some seconds more.
         if server.exit_reason() or not any(client.healthy() for _ in range(3)):
             raise Fault("the server ended amid the questions")
-        keep(folder, found)
+        save(folder, found)
     return found
 
 
@@ -154,7 +154,7 @@ def tokens_in(reply: Reply) -> list[int]:
     return list(found["tokens"])
 
 
-def keep(folder: Path, measured: QualityMeasured) -> None:
+def save(folder: Path, measured: QualityMeasured) -> None:
     """In the place of what is there: a damaged folder, or what another run found meanwhile."""
     arrays = {
         f"{number}-{which}-{part}": getattr(getattr(reading, which), part)

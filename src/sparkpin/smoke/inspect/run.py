@@ -34,7 +34,7 @@ from sparkpin.smoke.inspect import inside
 from sparkpin.smoke.inspect.facts import ImageFacts, read_steps
 from sparkpin.smoke.inspect.report import Result, show
 from sparkpin.smoke.inspect.rules import Wanted, findings
-from sparkpin.smoke.server import alone, container_of, private_folder
+from sparkpin.smoke.server import container_of, exclusive_run, private_folder
 
 LIMIT_SECONDS = 30 * 60.0
 MEMORY = 12 * running.GIB
@@ -90,7 +90,7 @@ def run(
     paths: Paths, engine: Engine, release: Release, asked: str, platform: str, emulated: bool, limit: float
 ) -> tuple[bytes, str]:
     """All that the container wrote, and how it ended."""
-    with alone(paths, engine):
+    with exclusive_run(paths, engine):
         settings: dict[str, Any] = running.apart(running.sandbox(release.env, memory=MEMORY))
         home = f"rw,nosuid,nodev,size={running.GIB},uid={running.UID},gid={running.UID}"
         settings["tmpfs"] |= {running.HOME: home}  # what is written without a server serves nobody
