@@ -215,7 +215,7 @@ def main(program: str = "sparkpin", words: Sequence[str] | None = None) -> NoRet
     except SparkpinError as error:
         if LOG.isEnabledFor(logging.DEBUG):
             traceback.print_exception(error)
-        code = fail(f"error: {tame(str(error))}", error.exit_code)
+        code = fail(f"{error.label}: {tame(str(error))}", error.exit_code)
     except ModuleNotFoundError as error:  # after `git pull`, say
         if str(error.name).partition(".")[0] == "sparkpin":
             raise

@@ -25,6 +25,7 @@ class SparkpinError(Exception):
     """Base of every failure that a user can cause or meet. Exit code 1."""
 
     exit_code = 1
+    label = "error"  # before the message
 
     def __init__(self, message: str, *, next_step: str = "") -> None:
         super().__init__(message)
@@ -155,6 +156,7 @@ class UntoldError(SparkpinError):
     """The result is inconclusive for this server or model. Exit code 18."""
 
     exit_code = 18
+    label = "verdict"
 
 
 class BumpError(SparkpinError):
