@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
 
@@ -16,6 +17,10 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     timeout = 60
+
+    def handle(self) -> None:
+        with suppress(ssl.SSLError):  # who does not trust the certificate
+            super().handle()
 
     def send(self, status: int, body: bytes = b"", headers: Mapping[str, str] = NONE) -> None:
         self.begin(status, len(body), headers)
@@ -40,13 +45,17 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serve(handler: type[Handler]) -> Iterator[str]:
-    """Gives its URL, without a slash at the end."""
+def serve(handler: type[Handler], cert: tuple[str, str] | None = None) -> Iterator[str]:
+    """Gives its URL, without a slash at the end. cert: PEM files of a certificate and of its key, for TLS."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    if cert:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*cert)
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     server.daemon_threads, server.block_on_close = True, False
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"http{'s' if cert else ''}://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()

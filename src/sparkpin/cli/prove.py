@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import ssl
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import SplitResult, urlsplit
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.cli.tasks import Json, KnownRecipe, task
 from sparkpin.core import terminal
-from sparkpin.core.errors import CorruptionError, InputError, SmokeError, UntoldError
+from sparkpin.core.errors import CorruptionError, InputError, NetworkError, SmokeError, UntoldError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show, show_json
 from sparkpin.host.engine import engine_of
@@ -23,9 +25,10 @@ from sparkpin.measure.prove.record import ProveRecord
 from sparkpin.measure.prove.run import Endpoint, meet
 from sparkpin.releases.current import current_of
 from sparkpin.releases.record import Releases
+from sparkpin.serve.served import certificate_at
 from sparkpin.smoke import metrics
 from sparkpin.smoke.answers import Wrong
-from sparkpin.smoke.client import OWN_HOSTS, Client, Fault
+from sparkpin.smoke.client import OWN_HOSTS, Client, Fault, pinned
 
 FOLDER = "prove"
 DISK_BYTES = 64 << 20  # bytes: more than the log-probabilities of all passes take
@@ -35,6 +38,7 @@ URL = re.compile(
     r"(?P<scheme>https?)://(?P<host>[\w.-]+|\[[\da-f:.]+\])(:(?P<port>[1-9]\d{0,4}))?(/[\w./~%+:-]*)?",
     re.ASCII | re.IGNORECASE,
 )
+UNVERIFIED = re.compile(r"certificate verify failed: (.*) \(_ssl")
 
 
 @task("measure")
@@ -45,6 +49,7 @@ def prove(
     recipe: KnownRecipe = None,
     model: Annotated[str, "name of the model at a URL (default: the first that it lists)"] = "",
     key_env: Annotated[str, "environment variable that holds the API key of a URL (default: none)", "NAME"] = "",
+    ca: Annotated[str, "PEM file of the authority of a URL's certificate (default: the system's)", "FILE"] = "",
     json: Json = False,
 ) -> None:
     """Check that caching, concurrency and drafts change no answer.
@@ -54,7 +59,7 @@ def prove(
     with contextlib.ExitStack() as standing:
         if what and "://" in what:
             name, folder = what, paths.home / FOLDER / folder_of(what)
-            client = standing.enter_context(at(what, key_env))
+            client = standing.enter_context(at(paths, what, key_env, ca))
         else:
             release = Releases(paths).get(what, recipe) if what else current_of(paths, recipe)
             require_consistent(paths, release)
@@ -77,42 +82,52 @@ def prove(
         raise UntoldError(f"{name}: inconclusive", next_step="docs/prove.md lists what a server must report")
 
 
-def parts_of(url: str) -> re.Match[str]:
+def parsed(url: str) -> SplitResult:
     """InputError, which does not repeat what may hold a secret, for what is no address of a server."""
     parts = URL.fullmatch(url)
     if not parts or int(parts["port"] or 1) > 65535:
         cause = "the URL: expected http://HOST:PORT/v1 or https://..., without login, query and fragment"
         step = "invoke prove http://127.0.0.1:8000/v1; a key's variable is named by --key-env NAME"
         raise InputError(cause, next_step=step)
-    return parts
+    return urlsplit(url)
 
 
 def folder_of(url: str) -> str:
     """A name for a file system."""
-    parts = parts_of(url)
-    return "-".join(filter(None, (parts["host"].strip("[]").replace(":", "-").lower(), parts["port"])))
+    place = parsed(url)
+    return "-".join(filter(None, ((place.hostname or "").replace(":", "-"), str(place.port or ""))))
 
 
 def key_for(url: str, variable: str) -> str | None:
     """That of the variable. A server gets a key only if it was named for it, and another machine's none in the
     clear."""
-    parts = parts_of(url)
+    place = parsed(url)
     if not variable:
         return None
     if not (key := os.environ.get(variable)):
         raise InputError(f"--key-env {variable}: it is not set", next_step=f"export {variable}=...")
-    if parts["host"].strip("[]").lower() not in OWN_HOSTS and parts["scheme"].lower() == "http":
+    if place.hostname not in OWN_HOSTS and place.scheme == "http":
         cause = f"--key-env {variable}: got {url}, expected https:// for a key that goes to another machine"
         raise InputError(cause, next_step="name its https:// URL, or leave out --key-env")
     return key
 
 
 @contextlib.contextmanager
-def at(url: str, variable: str) -> Iterator[Client]:
-    with Client.url(url, timeout=REQUEST_SECONDS, key=key_for(url, variable)) as client:
+def at(paths: Paths, url: str, variable: str, ca: str = "") -> Iterator[Client]:
+    """What the home serves there is known by its certificate alone; of another server its authority is verified. ca:
+    a PEM file of that, "" for the system's."""
+    key, cert = key_for(url, variable), certificate_at(paths.home, parsed(url))
+    try:
+        verify = pinned(cert) if cert else ssl.create_default_context(cafile=ca) if ca else True
+    except OSError as error:  # ssl.SSLError is one
+        raise InputError(f"--ca {ca}: {error}", next_step="name a PEM file of certificates") from None
+    with Client.url(url, timeout=REQUEST_SECONDS, key=key, verify=verify) as client:
         try:
             yield client
         except (Wrong, Fault) as fault:
+            if reason := UNVERIFIED.search(str(fault)):
+                step = f"invoke serve, if {cert} was renewed" if cert else "name its authority with --ca FILE"
+                raise NetworkError(f"{url}: its certificate is not trusted: {reason[1]}", next_step=step) from None
             step = "check that vLLM serves the model there and takes the key, then try again"
             raise SmokeError(f"{url}: {fault}", next_step=step) from None
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult
 
 from pydantic import BaseModel
 
@@ -108,6 +109,16 @@ def recorded(home: Path, recipe: str | None = None) -> dict[str, Service]:
     """All recipes of a home that were ever served, or one."""
     names = [path.name.removesuffix(RECORD) for path in sorted((home / "serve").glob(f"{recipe or '*'}{RECORD}"))]
     return {name: try_read(home, name) for name in names}
+
+
+def certificate_at(home: Path, url: SplitResult) -> str:
+    """PEM file of the certificate of what a home serves there; "" where it serves nothing there, or plain HTTP."""
+    from sparkpin.smoke.client import OWN_HOSTS  # as in `client_of`
+
+    known = [one.address for one in recorded(home).values() if one.orders and one.address]
+    port = url.port or 443
+    found = (one for one in known if one.port == port and url.hostname in (*OWN_HOSTS, one.reachable.host))
+    return next((one.cert for one in found), "")
 
 
 @dataclass(frozen=True)
@@ -221,6 +232,9 @@ def published(proxy: Container | None) -> Address:
 
 
 def client_of(served: Served, key: str | None = None, timeout: float = STATUS_SECONDS) -> Client:
-    from sparkpin.smoke.client import Client  # slow to import, and most tasks ask no server
+    """A key goes to a server with the certificate of the record alone. Without one any server is asked: a certificate
+    that was renewed is the proxy's only from the next `serve` on, and until then the server is ready all the same."""
+    from sparkpin.smoke.client import Client, pinned  # slow to import, and most tasks ask no server
 
-    return Client.url(served.url, timeout=timeout, key=key, is_own=True)
+    verify = pinned(served.address.cert) if key and served.address.cert else False
+    return Client.url(served.url, timeout=timeout, key=key, verify=verify, is_own=True)

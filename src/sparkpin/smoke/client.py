@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import ssl
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from sparkpin.core.errors import InputError
 MAX_BYTES = 16 << 20  # no answer asked for here comes near; a server that babbles on must not fill the memory
 OWN_HOSTS = ("127.0.0.1", "::1", "localhost")  # this machine
 DONE = "[DONE]"
+PEM_END = "-----END CERTIFICATE-----"
+NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python's ssl does not name
 
 
 class Fault(Exception):
@@ -76,10 +79,18 @@ class Client(contextlib.AbstractContextManager["Client"]):
         return cls(httpx.Client(transport=transport, base_url="http://localhost"), timeout=timeout, close=[folder])
 
     @classmethod
-    def url(cls, url: str, *, timeout: float = 120, key: str | None = None, is_own: bool = False) -> Client:
-        """Of anybody's server, with or without the /v1 at its end. is_own: of this machine, whose certificate is for
-        names that others use, and is not checked. Of another it is, and proxies are used. InputError, which does not
-        repeat it, for a key that no header may hold."""
+    def url(
+        cls,
+        url: str,
+        *,
+        timeout: float = 120,
+        key: str | None = None,
+        verify: ssl.SSLContext | bool = True,
+        is_own: bool = False,
+    ) -> Client:
+        """Of anybody's server, with or without the /v1 at its end. verify: its certificate, as httpx takes it. is_own:
+        of this machine; to another one proxies are used. InputError, which does not repeat it, for a key that no header
+        may hold."""
         if key and not re.fullmatch("[!-~]+", key):
             raise InputError(
                 "the key: got a space, a line's end or a character beyond ASCII in it, expected none",
@@ -87,7 +98,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
             )
         base, headers = url.rstrip("/").removesuffix("/v1"), {"Authorization": f"Bearer {key}"} if key else {}
         far = not is_own and httpx.URL(base).host not in OWN_HOSTS
-        return cls(httpx.Client(base_url=base, headers=headers, trust_env=far, verify=far), timeout=timeout)
+        return cls(httpx.Client(base_url=base, headers=headers, trust_env=far, verify=verify), timeout=timeout)
 
     def __exit__(self, *_: object) -> None:
         self._http.close()
@@ -149,6 +160,22 @@ class Client(contextlib.AbstractContextManager["Client"]):
         if fault or status is None:
             raise Fault(f"{method} {path}: {fault}")
         return Reply(status, content_type, exchange.body)
+
+
+def pinned(certificate: str) -> ssl.SSLContext:
+    """Trusts the server with this certificate, whatever names it is for and however old it is, and no other.
+
+    certificate: a PEM file; of a chain the first is the server's. InputError for a file that has none.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | NO_CHECK_TIME
+    try:
+        context.load_verify_locations(cadata="".join(Path(certificate).read_text().partition(PEM_END)[:2]))
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        step = "invoke serve --tls-cert FILE --tls-key FILE"
+        raise InputError(f"{certificate}: {error}; expected the server's certificate", next_step=step) from None
+    return context
 
 
 class BadStream(ValueError):

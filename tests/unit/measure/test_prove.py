@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
+from certificates import certificate
+from local_server import Handler, serve
+from made_releases import release
+from places import PROJECT
 from toy_endpoint import BLOCK, ToyEndpoint, answered
+from typed import typed
 
 from sparkpin.cli import prove as command
-from sparkpin.core.errors import InputError, UntoldError
+from sparkpin.core.errors import InputError, NetworkError, SmokeError, UntoldError
+from sparkpin.core.paths import Paths
 from sparkpin.measure.prove import record, run, sessions, verdict
 from sparkpin.measure.prove.record import ProveRecord
 from sparkpin.measure.prove.run import CONCURRENT, READ, TRIED, Step, meet
 from sparkpin.measure.prove.sessions import Shape
+from sparkpin.serve import served
+from sparkpin.serve.address import Address
+from sparkpin.serve.launch import LaunchOrder
+from sparkpin.serve.served import Served, Service, write
 from sparkpin.smoke.answers import Wrong
 from sparkpin.smoke.client import Client, Fault
 
@@ -26,6 +37,17 @@ SHAPE = Shape(1, 4, 3, 384, 8000, 1.0)
 @pytest.fixture(autouse=True)
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "SETTLE", 0.0)  # the toy's counters are never late
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
+    folder = tmp_path_factory.mktemp("certs")
+    return {name: certificate(folder / name, days) for name, days in (("one", 2), ("other", 2), ("expired", -1))}
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return Paths(PROJECT, tmp_path / "cache", tmp_path)
 
 
 def proved(toy: ToyEndpoint, folder: Path) -> ProveRecord:
@@ -298,11 +320,11 @@ def test_an_unusual_url_is_refused(url: str) -> None:
         command.folder_of(url)
 
 
-def test_no_server_gets_a_key_that_was_not_named_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_server_gets_a_key_that_was_not_named_for_it(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THEIRS", "theirs")
 
     def sent(url: str, variable: str) -> str | None:
-        with command.at(url, variable) as client:
+        with command.at(paths, url, variable) as client:
             return dict(client._http.headers).get("authorization")
 
     for own in ("http://127.0.0.1:8000/v1", "http://[::1]:8000", "http://LOCALHOST/v1"):
@@ -317,6 +339,71 @@ def test_no_server_gets_a_key_that_was_not_named_for_it(monkeypatch: pytest.Monk
     for url, variable in (("http://far/v1", "THEIRS"), ("http://127.0.0.1.far/v1", "THEIRS"), ("https://far", "NONE")):
         with pytest.raises(InputError):
             sent(url, variable)
+
+
+def test_an_inconclusive_result_is_a_verdict_and_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    toy = ToyEndpoint(caches=False)
+
+    class Server(Handler):
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            reply = toy.answer(httpx.Request(self.command, f"http://toy{self.path}", content=body))
+            self.send(reply.status_code, reply.read())
+
+        do_POST = do_GET
+
+    with serve(Server) as url:
+        code, _, err = typed(["prove", url], capsys)
+    assert (code, err.splitlines()[0].partition(": ")[0]) == (UntoldError.exit_code, "verdict"), err
+
+
+class Listener(Handler):
+    """Gets what a server gets, and is no OpenAI endpoint."""
+
+    keys: ClassVar[list[str | None]] = []
+
+    def do_GET(self) -> None:
+        self.keys.append(self.headers["Authorization"])
+        self.send(404)
+
+
+@pytest.mark.parametrize(
+    ("serves", "recorded", "ca", "gets"),
+    [
+        ("one", "", "", False),  # by itself, as any process of this machine can
+        ("one", "", "one", True),
+        ("one", "", "other", False),
+        ("one", "one", "", True),
+        ("expired", "expired", "", True),
+        ("other", "one", "", False),
+        ("other", "one", "other", False),
+    ],
+)
+def test_a_key_goes_to_no_server_whose_certificate_is_not_known(
+    paths: Paths,
+    certs: dict[str, tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    serves: str,
+    recorded: str,
+    ca: str,
+    gets: bool,
+) -> None:
+    """serves, recorded, ca: the certificate of who listens there, of the record of `serve`, and of --ca."""
+    monkeypatch.setenv("KEY", "secret")
+    monkeypatch.setattr(Listener, "keys", [])
+    with serve(Listener, certs[serves]) as url:
+        if recorded:
+            address = Address(host="0.0.0.0", port=int(url.rpartition(":")[2]), cert=certs[recorded][0])
+            url = url.replace("127.0.0.1", "localhost")  # which the certificate does not name
+            order = LaunchOrder(release(1), paths.cache, None, False, {}, 1.0)
+            write(paths.home, "tiny", Service(address=address, orders=(order,)))
+            client = served.client_of(Served("", "tiny", "", "m", address, Any, None), "secret")
+            with client, contextlib.suppress(Fault):
+                client.get("/v1/models")
+            assert Listener.keys == gets * ["Bearer secret"]
+        with pytest.raises(SmokeError if gets else NetworkError):
+            command.prove(paths, url, key_env="KEY", ca=certs[ca][0] if ca else "")
+    assert set(Listener.keys) == ({"Bearer secret"} if gets else set())
 
 
 def test_a_server_without_cache_and_drafts_is_told_before_it_is_asked() -> None:
