@@ -17,7 +17,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
-from sparkpin.smoke.client import BadStream, Exchange, Reply, parse_chunks
+from sparkpin.smoke.client import BadStream, Exchange, parse_chunks
 from sparkpin.smoke.expectations import Case, table
 
 MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<function=")
@@ -55,7 +55,7 @@ def a_dict(value: Any, what: str) -> dict[str, Any]:
     return value
 
 
-def json_of(reply: Reply) -> dict[str, Any]:
+def json_of(reply: Exchange) -> dict[str, Any]:
     require(reply.status == 200, f"status {reply.status}: {reply.start}")
     try:
         value = json.loads(reply.body)
@@ -80,7 +80,7 @@ def require_own_ids(ids: Sequence[str]) -> None:
     require(len(ids) == len(set(ids)), f"tool_calls: got the ids {ids}, expected one for each call")
 
 
-def chat_answer(reply: Reply) -> Answer:
+def chat_answer(reply: Exchange) -> Answer:
     """Of a chat, or of a completion, which has no message."""
     value = json_of(reply)
     require_valid(value, table()["schemas"]["answer"], "the answer")
@@ -97,7 +97,7 @@ def counts_of(usage: dict[str, int]) -> tuple[int, int]:
     return usage["completion_tokens"], usage["prompt_tokens"]
 
 
-def stream_answer(reply: Reply) -> tuple[Answer, int]:
+def stream_answer(reply: Exchange) -> tuple[Answer, int]:
     """The answer and the number of deltas that carried a part of it."""
     require(reply.status == 200, f"status {reply.status}: {reply.start}")
     kind = reply.content_type.partition(";")[0]
@@ -141,7 +141,7 @@ def speed_of(exchanges: Sequence[Exchange]) -> dict[str, float] | None:
     for one in exchanges:
         if one.status == 200 and not one.fault and one.first and one.seconds > one.first:
             with contextlib.suppress(BadStream, Wrong):
-                answer, _ = stream_answer(Reply(one.status, one.content_type, one.body))
+                answer, _ = stream_answer(one)
                 if answer.tokens > 1:
                     first.append(one.first)
                     tokens, seconds = tokens + answer.tokens - 1, seconds + one.seconds - one.first
@@ -220,7 +220,7 @@ def judge_calls(case: Case, answer: Answer) -> str:
     return ", ".join(f"{name}({text})" for name, text in answer.tool_calls)
 
 
-def judge_logprobs(reply: Reply) -> str:
+def judge_logprobs(reply: Exchange) -> str:
     """Of a chat answer to a greedy request: every token has a finite log-probability, and none beats it."""
     tokens, choice = chat_answer(reply).tokens, only_choice(json_of(reply))
     require_valid(choice, table()["schemas"]["logprobs"], "the choice")

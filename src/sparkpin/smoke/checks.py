@@ -37,7 +37,6 @@ LONG = 1500  # tokens of an answer that nobody waits for
 FREED_SECONDS = 10.0
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 USED = "vllm:kv_cache_usage_perc"
-HITS = "vllm:prefix_cache_hits_total"
 
 
 def ask_case(row: dict[str, Any], subject: SmokeSubject) -> str:
@@ -79,12 +78,6 @@ def logprobs(subject: SmokeSubject) -> str:
     return f"{detail}; {english}"
 
 
-def scraped(subject: SmokeSubject) -> str:
-    reply = subject.client.get("/metrics")
-    require(reply.status == 200, f"/metrics: status {reply.status}: {reply.start}")
-    return reply.body.decode(errors="replace")
-
-
 def metric(text: str, name: str) -> float:
     value = metrics.total(text, name)
     if value is None:
@@ -95,7 +88,7 @@ def metric(text: str, name: str) -> float:
 def cancelled(subject: SmokeSubject) -> str:
     """Clients that go away amid a long answer must leave no request and no cache behind."""
     case, chat = subject.expect.cases["long-text"], subject.expect.cases["chat"]
-    before = metric(scraped(subject), USED)
+    before = metric(subject.client.metrics(), USED)
     tokens = min(LONG, (subject.max_model_len or 2 * LONG) // 2)  # the prompt has to fit, too
     body = {"model": subject.model, **case.request, "max_tokens": tokens, "ignore_eos": True, "stream": True}
     parts = []
@@ -105,7 +98,7 @@ def cancelled(subject: SmokeSubject) -> str:
     require(min(parts) <= AT_ONCE, f"a stream began with {min(parts)} parts at once, expected {AT_ONCE} at most")
     until = time.monotonic() + FREED_SECONDS
     while True:
-        text = scraped(subject)
+        text = subject.client.metrics()
         left, used = metric(text, RUNNING) + metric(text, WAITING), metric(text, USED)
         if not left and used <= before + 1e-9:
             break
@@ -133,9 +126,9 @@ def prefix_cache(subject: SmokeSubject) -> str:
     # Nothing that an earlier request left may make the first answer a warm one.
     asked = chat_request(f"{secrets.token_hex(8)}\n{case.request['messages'][0]['content']}")
     case = replace(case, request=case.request | asked)
-    cold, between = subject.chat(case), metric(scraped(subject), HITS)
+    cold, between = subject.chat(case), metric(subject.client.metrics(), metrics.HITS)
     warm = subject.chat(case)
-    found = metric(scraped(subject), HITS) - between
+    found = metric(subject.client.metrics(), metrics.HITS) - between
     require(found > 0, f"the second request reused none of its {warm.prompt:,} tokens in the cache")
     judge(case, cold)
     return f"{judge_same('cold, then warm', [cold, warm])}; {found:g} of {warm.prompt:,} tokens came from the cache"
@@ -181,7 +174,7 @@ def acceptance(subject: SmokeSubject) -> str:
     if not speculation(subject.argv):
         raise NotApplicable("the release's command drafts nothing")
     floor, floors = subject.demands.acceptance_floor, subject.demands.position_floors
-    counts = metrics.DraftCounts.read(scraped(subject))
+    counts = metrics.DraftCounts.read(subject.client.metrics())
     if counts is None:
         raise Wrong(f"/metrics has no {metrics.DRAFTED}: the server does not draft")
     require(counts.drafted >= LEAST_DRAFTED, f"{counts.drafted} drafted tokens are too few to judge (add long-text)")

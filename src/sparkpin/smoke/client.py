@@ -31,20 +31,9 @@ class Fault(Exception):
 
 
 @dataclass(frozen=True)
-class Reply:
-    status: int
-    content_type: str
-    body: bytes
-
-    @property
-    def start(self) -> str:
-        """The first characters, for a message."""
-        return repr(self.body[:300].decode(errors="replace"))
-
-
-@dataclass(frozen=True)
 class Exchange:
-    """One line of exchanges.jsonl. `status` is None and `fault` says why where no whole answer came."""
+    """A request with its answer: one line of exchanges.jsonl. `fault` says why where no whole answer came, and `status`
+    is None where none began."""
 
     method: str
     path: str
@@ -56,6 +45,11 @@ class Exchange:
     fault: str = ""
     first: float | None = None  # seconds until the answer began
     first_bytes: int = 0  # that came then
+
+    @property
+    def start(self) -> str:
+        """The first characters, for a message."""
+        return repr(self.body[:300].decode(errors="replace"))
 
     def as_dict(self) -> dict[str, Any]:
         """The body as text; bytes of it that are no UTF-8 as in Python, such as \\xff."""
@@ -105,10 +99,15 @@ class Client(contextlib.AbstractContextManager["Client"]):
         while self._close:
             os.close(self._close.pop())
 
-    def get(self, path: str) -> Reply:
+    def get(self, path: str) -> Exchange:
         return self._send("GET", path, None)
 
-    def post(self, path: str, body: dict[str, Any], *, timeout: float | None = None) -> Reply:
+    def metrics(self) -> str:
+        """ "" where there are none."""
+        reply = self.get("/metrics")
+        return reply.body.decode(errors="replace") if reply.status == 200 else ""
+
+    def post(self, path: str, body: dict[str, Any], *, timeout: float | None = None) -> Exchange:
         return self._send("POST", path, body, timeout)
 
     def abandon(self, path: str, body: dict[str, Any]) -> None:
@@ -125,7 +124,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
 
     def _send(
         self, method: str, path: str, body: dict[str, Any] | None, timeout: float | None = None, leaves: bool = False
-    ) -> Reply:
+    ) -> Exchange:
         """`timeout` bounds the whole exchange, not each read: a server that trickles on is cut off too. leaves: after
         the first bytes."""
         start, timeout = time.monotonic(), timeout or self.timeout
@@ -159,7 +158,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
         self.exchanges.append(exchange)
         if fault or status is None:
             raise Fault(f"{method} {path}: {fault}")
-        return Reply(status, content_type, exchange.body)
+        return exchange
 
 
 def pinned(certificate: str) -> ssl.SSLContext:
@@ -188,20 +187,15 @@ def parse_events(raw: bytes) -> list[str]:
         text = raw.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise BadStream(f"not UTF-8 at byte {error.start}: {raw[error.start : error.start + 20]!r}") from None
-    events: list[str] = []
-    data: list[str] = []
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    for line in lines[:-1]:
-        field, _, value = line.partition(":")
-        if line == "":
-            if data:
-                events.append("\n".join(data))
-                data = []
-        elif field == "data":
-            data.append(value.removeprefix(" "))
-    if data or lines[-1]:
+    *blocks, rest = text.replace("\r\n", "\n").replace("\r", "\n").split("\n\n")
+    if data_of(rest) or rest.rpartition("\n")[2]:
         raise BadStream(f"the stream breaks off inside an event: ...{text[-80:]!r}")
-    return events
+    return ["\n".join(data) for data in map(data_of, blocks) if data]
+
+
+def data_of(block: str) -> list[str]:
+    fields = (line.partition(":") for line in block.split("\n"))
+    return [value.removeprefix(" ") for name, _, value in fields if name == "data"]
 
 
 def parse_chunks(raw: bytes) -> list[dict[str, Any]]:

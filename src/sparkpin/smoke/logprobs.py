@@ -11,20 +11,17 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Release, Releases
 from sparkpin.smoke.answers import NOTHING, NotApplicable, Wrong, a_dict, json_of, only_choice, require, require_valid
+from sparkpin.smoke.client import Client
 from sparkpin.smoke.evidence import evidence_folder
 from sparkpin.smoke.expectations import table
-
-if TYPE_CHECKING:  # as in subject.py
-    from sparkpin.smoke.client import Client
-    from sparkpin.smoke.subject import SmokeSubject
+from sparkpin.smoke.subject import Reference, SmokeSubject
 
 FILE = "logprobs.json"
 SAME = 0.01  # nats: what the same text may differ by when it is asked again, on the mean
@@ -40,12 +37,12 @@ def complete(client: Client, model: str, prompt: str | Sequence[int], **more: An
     return json_of(client.post("/v1/completions", body))
 
 
-def logprobs_of(client: Client, model: str, text: str) -> tuple[tuple[int, ...], tuple[float, ...]]:
+def logprobs_of(client: Client, model: str, text: str) -> tuple[list[int], list[float]]:
     """Ids and log-probabilities of a text's tokens but the first, which has none."""
     rows = prompt_rows(only_choice(complete(client, model, text, max_tokens=1, prompt_logprobs=0)), "the text")
     require(len(rows) + 1 >= FEWEST, f"prompt_logprobs: got {len(rows) + 1} tokens, expected {FEWEST} at least")
     require(all(row[token] > NOTHING for token, row in rows), f"prompt_logprobs: {NOTHING} stands for minus infinity")
-    return tuple(token for token, _ in rows), tuple(row[token] for token, row in rows)
+    return [token for token, _ in rows], [row[token] for token, row in rows]
 
 
 def prompt_rows(choice: dict[str, Any], where: str, tokens: Sequence[int] = ()) -> list[Row]:
@@ -104,22 +101,12 @@ def row_of(entries: Iterable[tuple[Any, Any]], where: str) -> dict[int, float]:
     return row
 
 
-@dataclass(frozen=True)
-class Reference:
-    """What another release gave for a text: one log-probability for each of its tokens but the first."""
-
-    release: str
-    text: str
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-
-
 def drift(subject: SmokeSubject) -> str:
     """The text's log-probabilities, twice with another request between, and against the reference if there is one.
 
     An answer can survive wrong numbers: with all logits halved the likeliest token stays the likeliest.
     """
-    text = subject.expect.text
+    text, demands = subject.expect.text, subject.demands
     tokens, first = logprobs_of(subject.client, subject.model, text)
     subject.post(subject.expect.cases["completion"])
     same, second = logprobs_of(subject.client, subject.model, text)
@@ -127,27 +114,22 @@ def drift(subject: SmokeSubject) -> str:
     again = fmean(differences(first, second))
     require(again <= SAME, f"asked again the text differs by {again:.3f} on the mean, expected at most {SAME}")
     digest = hashlib.sha256(text.encode()).hexdigest()
-    subject.leaves[FILE] = {"text": digest, "tokens": list(tokens), "logprobs": list(first)}
-    summary = f"{len(first)} tokens, on the mean {fmean(first):.2f}"
-    current = Reference("", digest, tokens, first)
-    return f"{summary}; {compared(current, subject.reference, subject.demands.drift, subject.demands.parent)}"
-
-
-def compared(current: Reference, below: Reference | None, limit: float | None, stage: str | None) -> str:
-    """How far it is from the stage below. Wrong or NotApplicable."""
+    subject.leaves[FILE] = {"text": digest, "tokens": tokens, "logprobs": first}
+    summary, below, limit = f"{len(first)} tokens, on the mean {fmean(first):.2f}", subject.reference, demands.drift
     if limit is None:
-        return "no stage below to compare with"
+        return f"{summary}; no stage below to compare with"
     if below is None:
-        raise NotApplicable(f"no release of stage {stage}, which it is compared with, has passed: test that first")
-    if below.text != current.text or below.tokens != current.tokens:
+        cause = f"no release of stage {demands.parent}, which it is compared with, has passed: test that first"
+        raise NotApplicable(cause)
+    if (below.text, below.tokens) != (digest, tokens):
         raise NotApplicable(f"{below.release} was asked another text, or has other tokens: test that again first")
-    nats = differences(current.logprobs, below.logprobs)
+    nats = differences(first, below.logprobs)
     detail = f"{fmean(nats):.4f} from {below.release}, expected at most {limit:g}"
     require(fmean(nats) <= limit, f"{detail}; the most {max(nats):.2f}")
-    return detail
+    return f"{summary}; {detail}"
 
 
-def differences(one: tuple[float, ...], other: tuple[float, ...]) -> list[float]:
+def differences(one: Sequence[float], other: Sequence[float]) -> list[float]:
     return [abs(a - b) for a, b in zip(one, other, strict=True)]
 
 
@@ -158,9 +140,6 @@ def reference(paths: Paths, release: Release) -> Reference | None:
     known, _ = Releases(paths).readable(release.recipe)
     for other in reversed(known):
         if other.stage == release.demands.parent and other.model == release.model and other.smoke_passed:
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                value = json.loads((evidence_folder(paths, other) / FILE).read_text())
-                pairs = zip(value["tokens"], map(float, value["logprobs"]), strict=True)
-                tokens, logprobs = zip(*pairs, strict=True)
-                return Reference(other.tag, str(value["text"]), tokens, logprobs)
+            with contextlib.suppress(FileNotFoundError):
+                return Reference(other.tag, **json.loads((evidence_folder(paths, other) / FILE).read_text()))
     return None

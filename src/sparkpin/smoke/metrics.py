@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+([-+]?\d[\d.]*(?:e[-+]?\d+)?)(?:\s+-?\d+)?$", re.I)
+HITS = "vllm:prefix_cache_hits_total"  # tokens
 DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 DRAFTS = "vllm:spec_decode_num_drafts_total"

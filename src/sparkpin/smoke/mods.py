@@ -30,7 +30,6 @@ OF_KERNELS = ("kernels", "compiled", "checked")  # events that `kernel_faults` j
 class ModReport:
     mod: str
     event: str
-    detail: str = ""
     value: Mapping[str, Any] = field(default_factory=dict)  # the whole line
 
 
@@ -43,9 +42,9 @@ def reports(log: bytes) -> tuple[ModReport, ...]:
             text = rest.decode(errors="replace")
             try:
                 value, _ = json.JSONDecoder().raw_decode(text)
-                found.append(ModReport(value["mod"], value["event"], value.get("error", ""), value))
+                found.append(ModReport(value["mod"], value["event"], value))
             except (ValueError, KeyError, TypeError):
-                found.append(ModReport("?", "failed", f"unreadable line: {text[:120]}"))
+                found.append(ModReport("?", "failed", {"error": f"unreadable line: {text[:120]}"}))
     return tuple(found)
 
 
@@ -57,7 +56,7 @@ def faults(reports: Sequence[ModReport], wanted: Collection[str]) -> list[str]:
     """What is wrong: failed, missing or switched off, or active though the stage does not have it."""
     works = active(reports)
     events = {one.mod: one.event for one in reports if one.event not in ("active", *OF_KERNELS)}
-    found = [f"mod {one.mod} failed: {one.detail}" for one in reports if one.event == "failed"]
+    found = [f"mod {one.mod} failed: {one.value.get('error', '')}" for one in reports if one.event == "failed"]
     for mod in sorted(set(wanted) - works):
         if events.get(mod) != "failed":
             found.append(f"mod {mod} is not active ({events.get(mod, 'no line in the log')})")

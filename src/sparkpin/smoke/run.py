@@ -97,7 +97,7 @@ def examine(server: Server, subject: SmokeSubject, evidence: ServerEvidence) -> 
     if skipped := skipped_line(evidence.checks):
         say(skipped)
     with contextlib.suppress(Fault):  # for the record, whether or not the stage has a floor for it
-        counts = metrics.DraftCounts.read(subject.client.get("/metrics").body.decode(errors="replace"))
+        counts = metrics.DraftCounts.read(subject.client.metrics())
         evidence.acceptance = counts if counts and counts.drafted else None
 
 

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkpin.pins.vllm_flags import AUTO, Flags
 from sparkpin.releases.record import Demands
 from sparkpin.smoke.answers import Answer, chat_answer, require, stream_answer
-from sparkpin.smoke.client import Reply
+from sparkpin.smoke.client import Client, Exchange
 from sparkpin.smoke.expectations import Case, Expectations
 
-if TYPE_CHECKING:  # it is slow to import, and every task reads which checks there are
-    from sparkpin.smoke.client import Client
-    from sparkpin.smoke.logprobs import Reference
-
 CHAT = "/v1/chat/completions"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What another release gave for a text: one log-probability for each of its tokens but the first."""
+
+    release: str
+    text: str  # its SHA-256
+    tokens: list[int]
+    logprobs: list[float]
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class SmokeSubject:
         limit = self.flags.number("--max-model-len", auto=True)
         return None if limit == AUTO else limit
 
-    def post(self, case: Case, **more: Any) -> Reply:
+    def post(self, case: Case, **more: Any) -> Exchange:
         path = "/v1/completions" if "prompt" in case.request else CHAT
         return self.client.post(path, {"model": self.model, **case.request, **more}, timeout=case.seconds)
 

@@ -22,7 +22,7 @@ from sparkpin.measure.bench import text as words
 from sparkpin.measure.bench.load import BenchTarget, TimedAnswer
 from sparkpin.measure.bench.plan import BenchPlan
 from sparkpin.measure.bench.record import BenchRecord, Cell, CellResult, Comparison, Conditions, Metric
-from sparkpin.smoke.client import Client, Exchange, Fault, Reply
+from sparkpin.smoke.client import Client, Exchange, Fault
 
 HOST = Fingerprint(
     machine="NVIDIA DGX Spark", arch="aarch64", cpu="Cortex", cores=20, memory=128 * 10**9, gpus=(), kernel="6.14",
@@ -155,7 +155,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BenchTar
         fake_vllm.serving(fake_vllm.UnixServer(str(socket), Played)),
         Client.unix(socket) as client,
     ):
-        yield BenchTarget(release, cast(Any, None), client, lambda timeout: Client.unix(socket, timeout=timeout), 1.0)
+        yield BenchTarget(release, cast(Any, None), client, 1.0)
 
 
 def measured(target: BenchTarget, *cells: Cell, context: int = 2048, seed: int = 0) -> list[CellResult]:
@@ -176,17 +176,17 @@ class Recorded:
     def __init__(self, at_once: int) -> None:
         events = [json.dumps({"choices": [{"token_ids": [7] * size}]}) for size in (1, 3, 3, 2)]
         texts = [f"data: {event}\n\n".encode() for event in [*events, "[DONE]"]]
-        self.body, first = b"".join(texts), len(b"".join(texts[:at_once])) + (at_once < 5)
-        self.exchanges = [Exchange("POST", "", None, 200, "", self.body, 2.0, first=1.0, first_bytes=first)]
+        first = len(b"".join(texts[:at_once])) + (at_once < 5)
+        self.reply = Exchange("POST", "", None, 200, "", b"".join(texts), 2.0, first=1.0, first_bytes=first)
 
-    def post(self, path: str, body: object) -> Reply:
-        return Reply(200, "", self.body)
+    def post(self, path: str, body: object, timeout: float) -> Exchange:
+        return self.reply
 
 
 @pytest.mark.parametrize(("at_once", "parts"), [(0, (1, 3, 3, 2)), (1, (1, 3, 3, 2)), (3, (7, 2)), (5, (9,))])
 def test_what_came_with_the_first_part_has_no_time(at_once: int, parts: tuple[int, ...]) -> None:
     """A busy server joins parts."""
-    found = load.attempt(cast(Any, Recorded(at_once)), {"prompt": [1, 2]})
+    found = load.attempt(cast(Any, Recorded(at_once)), 1.0, {"prompt": [1, 2]})
     assert isinstance(found, TimedAnswer)
     assert (found.parts, found.prompt) == (parts, 2) and found.end - found.first == pytest.approx(1)
 

@@ -7,13 +7,13 @@ it, in one read, belongs to it, because it has no time of its own.
 
 from __future__ import annotations
 
-import contextlib
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sparkpin.core.terminal import say
@@ -36,13 +36,11 @@ WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True)
 class BenchTarget:
-    """A server that answers. connect: another client for it, by the seconds that a request may take; start_seconds:
-    until it answered, None where it was up before."""
+    """A server that answers. start_seconds: until it did, None where it was up before."""
 
     release: Release
     container: Container
     client: Client
-    connect: Callable[[float], Client]
     start_seconds: float | None
 
     @property
@@ -51,7 +49,7 @@ class BenchTarget:
 
     def counters(self) -> str:
         time.sleep(SETTLE_SECONDS)
-        return self.client.get("/metrics").body.decode()
+        return self.client.metrics()
 
 
 @dataclass(frozen=True)
@@ -104,34 +102,33 @@ def measure_cell(target: BenchTarget, cell: Cell, room: int, prompts: Iterator[l
         }
 
     limit = LEAST_LIMIT + cell.concurrency * (cell.prompt_size / SLOW_PREFILL + cell.response_size / SLOW_DECODE)
-    with contextlib.ExitStack() as stack:
-        pool = ThreadPoolExecutor(cell.concurrency)
-        stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # Ctrl-C waits for no answer
-        clients = [stack.enter_context(target.connect(limit)) for _ in range(cell.concurrency)]
-        attempt(clients[0], body() if cell.prompt else body(WARM_UP_TOKENS))
+    ask, pool = partial(attempt, target.client, limit), ThreadPoolExecutor(cell.concurrency)
+    try:
+        ask(body() if cell.prompt else body(WARM_UP_TOKENS))
         before = target.counters()
-        batches = [list(pool.map(attempt, clients, [body() for _ in clients])) for _ in range(cell.batches)]
+        batches = [list(pool.map(ask, [body() for _ in range(cell.concurrency)])) for _ in range(cell.batches)]
         after = target.counters()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C waits for no answer
+    target.client.exchanges.clear()
     return result_of(cell, batches, before, after)
 
 
-def attempt(client: Client, body: dict[str, Any]) -> TimedAnswer | str:
-    """Why there was no complete stream of tokens, in a message."""
+def attempt(client: Client, limit: float, body: dict[str, Any]) -> TimedAnswer | str:
+    """limit: seconds. Why there was no complete stream of tokens, in a message."""
     begin = time.perf_counter()
     try:
-        reply = client.post("/v1/completions", body)
-        exchange = client.exchanges.pop()
+        reply = client.post("/v1/completions", body, timeout=limit)
         require(reply.status == 200, f"status {reply.status}: {reply.start}")
         chunks = [chunk["choices"] for chunk in parse_chunks(reply.body)]
         sizes = [sum(len(choice.get("token_ids") or ()) for choice in choices) for choices in chunks]
-        at_once = max(1, reply.body[: exchange.first_bytes].count(b"\n\n"))  # events that a busy server has joined
+        at_once = max(1, reply.body[: reply.first_bytes].count(b"\n\n"))  # events that a busy server has joined
         parts = (sum(sizes[:at_once]), *filter(None, sizes[at_once:]))
         require(parts[0] > 0, "a stream without token ids")
     except (BadStream, Fault, Wrong) as error:
         return str(error)
-    return TimedAnswer(
-        len(body["prompt"]), parts, begin, begin + (exchange.first or exchange.seconds), begin + exchange.seconds
-    )
+    first, end = begin + (reply.first or reply.seconds), begin + reply.seconds
+    return TimedAnswer(len(body["prompt"]), parts, begin, first, end)
 
 
 def rates(batch: Sequence[TimedAnswer]) -> tuple[float, float | None]:

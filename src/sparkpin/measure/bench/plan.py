@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from sparkpin.core.errors import InputError
@@ -43,14 +44,9 @@ def make_plan(argv: Sequence[str], config_tokens: int, *, quick: bool = False, i
     context = config_tokens if tokens is None or tokens < 0 else tokens
     sequences = flags.number("--max-num-seqs") or VLLM_SEQUENCES
     most = QUICK_OUTPUT if quick else context
+    prompt_of = partial(Cell, kind="prompt", ignore_eos=ignore_eos)
     cells = [
-        Cell(
-            name=one["name"],
-            kind="prompt",
-            prompt=one["text"],
-            response_size=min(one["tokens"], most),
-            ignore_eos=ignore_eos,
-        )
+        prompt_of(name=one["name"], prompt=one["text"], response_size=min(one["tokens"], most))
         for one in (PROMPTS if context >= LEAST else ())
     ]
     cells += sweep(context, sequences, quick)

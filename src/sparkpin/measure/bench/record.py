@@ -8,6 +8,7 @@ Seconds are seconds, rates are tokens a second, memory is bytes. Readers take no
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median, pstdev
@@ -182,14 +183,10 @@ def folder(paths: Paths, release: Release) -> Path:
     return Releases(paths).evidence(release) / FOLDER
 
 
-def file_name(time: str) -> str:
-    """Of a record. Colons of an ISO time are no part of a name that every file system takes."""
-    return f"{time.replace(':', '').replace('-', '')}.json"
-
-
 def save(paths: Paths, release: Release, record: BenchRecord | Comparison) -> Path:
     prefix = COMPARE if isinstance(record, Comparison) else ""
-    path = folder(paths, release) / f"{prefix}{file_name(record.timestamp)}"
+    time = re.sub("[:-]", "", record.timestamp)  # colons are no part of a name that every file system takes
+    path = folder(paths, release) / f"{prefix}{time}.json"
     files.write_json(path, to_json(record))
     return path
 

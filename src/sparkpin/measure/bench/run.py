@@ -35,7 +35,7 @@ from sparkpin.serve import served
 from sparkpin.serve.address import key_of
 from sparkpin.serve.proxy import requests_under_way
 from sparkpin.smoke.answers import Wrong, json_of
-from sparkpin.smoke.client import Client, Fault
+from sparkpin.smoke.client import Fault
 from sparkpin.smoke.server import exclusive_run
 
 ALL = "the prompts together"
@@ -124,13 +124,9 @@ def target_of(paths: Paths, engine: Engine, release: Release) -> Iterator[BenchT
             next_step="wait until they are done, or invoke stop and then the same command again",
         )
     key = key_of(paths, release.recipe, known.address)
-
-    def connect(timeout: float) -> Client:
-        return served.client_of(known, key, timeout)
-
-    with exclusive_run(paths, engine), connect(REQUEST_SECONDS) as client:
+    with exclusive_run(paths, engine), served.client_of(known, key, REQUEST_SECONDS) as client:
         try:
-            yield BenchTarget(release, known.server, client, connect, None)
+            yield BenchTarget(release, known.server, client, None)
         except (Wrong, Fault) as fault:
             raise SmokeError(f"{release.tag}: {fault}", next_step="invoke status, invoke logs") from None
 
@@ -138,11 +134,7 @@ def target_of(paths: Paths, engine: Engine, release: Release) -> Iterator[BenchT
 @contextlib.contextmanager
 def own_target(paths: Paths, engine: Engine, release: Release) -> Iterator[BenchTarget]:
     with own_server(paths, engine, release) as (server, client):
-
-        def connect(timeout: float) -> Client:
-            return Client.unix(server.socket, timeout=timeout)
-
-        yield BenchTarget(release, next(iter(server.containers)), client, connect, server.start_seconds)
+        yield BenchTarget(release, next(iter(server.containers)), client, server.start_seconds)
 
 
 def conditions_of(engine: Engine, target: BenchTarget) -> Conditions:

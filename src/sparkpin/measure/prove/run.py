@@ -29,7 +29,6 @@ from sparkpin.smoke import logprobs, metrics
 from sparkpin.smoke.answers import Wrong, a_dict, json_of, only_choice, require
 from sparkpin.smoke.client import Client, Fault
 
-HITS = "vllm:prefix_cache_hits_total"
 INFO = "vllm:cache_config_info"
 TEXT = "The build of a node keeps a log of each step, and the index of its files. "
 PROBE: list[Message] = [{"role": "user", "content": 14 * TEXT}]
@@ -159,9 +158,7 @@ class Endpoint:
     def scraped(self) -> str:
         """/metrics, "" where there is none."""
         with contextlib.suppress(Fault):
-            reply = self.client.get("/metrics")
-            if reply.status == 200:
-                return reply.body.decode(errors="replace")
+            return self.client.metrics()
         return ""
 
 
@@ -322,7 +319,7 @@ class Proof:
     def counted(self) -> tuple[int | None, int]:
         """Tokens from the cache, and drafted ones, since the server began."""
         text = self.met.scraped()
-        hits, counts = metrics.total(text, HITS), metrics.DraftCounts.read(text)
+        hits, counts = metrics.total(text, metrics.HITS), metrics.DraftCounts.read(text)
         return None if hits is None else int(hits), counts.drafted if counts else 0
 
     def read_cold(self, found: WayResponses) -> None:

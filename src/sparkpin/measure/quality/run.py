@@ -30,7 +30,7 @@ from sparkpin.releases.quality_record import KEY_DIGITS
 from sparkpin.releases.record import Release
 from sparkpin.smoke import logprobs
 from sparkpin.smoke.answers import Wrong, json_of, only_choice, require, require_valid
-from sparkpin.smoke.client import Client, Fault, Reply
+from sparkpin.smoke.client import Client, Exchange, Fault
 from sparkpin.smoke.evidence import replaced
 from sparkpin.smoke.expectations import expectations_of, table
 from sparkpin.smoke.run import subject_of
@@ -148,7 +148,7 @@ def tokens_of(client: Client, model: str, text: str) -> list[int]:
     return tokens_in(client.post("/tokenize", {"model": model, "prompt": text, "add_special_tokens": False}))
 
 
-def tokens_in(reply: Reply) -> list[int]:
+def tokens_in(reply: Exchange) -> list[int]:
     found = json_of(reply)
     require_valid(found, table()["schemas"]["tokens"], "/tokenize")
     return list(found["tokens"])

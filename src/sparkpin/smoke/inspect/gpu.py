@@ -112,9 +112,3 @@ def kernel_findings(facts: ImageFacts, sm: int) -> Iterator[ImageFinding]:
             yield ImageFinding("note", "kernels", mod, text)
             continue
         yield ImageFinding("error", "kernels", mod, text, step, what=f"{its['there']} of {its['listed']}")
-
-
-def gpu_summary(facts: ImageFacts, sm: int) -> str:
-    """ "12 libraries have it, 1 PTX only, 3 none" """
-    verdicts = [row.verdict for row in coverages(facts, sm)]
-    return f"{verdicts.count('runs')} have it, {verdicts.count('PTX only')} PTX only, {verdicts.count('none')} none"

@@ -214,11 +214,8 @@ def kernels_ahead(folder: str) -> dict[str, dict[str, Any]]:
     for mod in os.listdir(folder) if os.path.isdir(folder) else ():
         there = len(glob.glob(f"{folder}/{mod}/**/*.cubin", recursive=True))
         found[mod] = {"there": there, "listed": 0, "sm": "", "triton": ""}
-        with (
-            contextlib.suppress(OSError, ValueError, LookupError, TypeError),
-            open(f"{folder}/{mod}/kernels.json") as f,
-        ):
-            listed = json.load(f)
+        with contextlib.suppress(FileNotFoundError), open(f"{folder}/{mod}/kernels.json") as file:
+            listed = json.load(file)
             found[mod] |= {"listed": len(listed["kernels"]), "sm": listed["sm"], "triton": listed["triton"]}
     return found
 

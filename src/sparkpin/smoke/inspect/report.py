@@ -10,7 +10,7 @@ from typing import Any
 
 from sparkpin.core import terminal
 from sparkpin.smoke.inspect.facts import ImageFacts, ImageFinding
-from sparkpin.smoke.inspect.gpu import coverages, gpu_summary
+from sparkpin.smoke.inspect.gpu import coverages
 from sparkpin.smoke.inspect.rules import cuda_release, minimum_driver
 
 FORMAT = 2
@@ -65,7 +65,9 @@ def show(result: Result) -> None:
     if cuda := cuda_release(facts):
         lines.append(f"CUDA {cuda}, driver {minimum_driver(facts) or 'not known'} or newer")
     if result.sm:
-        lines.append(f"GPU code for sm_{result.sm}: {gpu_summary(facts, result.sm)}")
+        counts = Counter(row.verdict for row in coverages(facts, result.sm))
+        words = ", ".join(f"{verdict} {counts[verdict]}" for verdict in ("runs", "PTX only", "none"))
+        lines.append(f"libraries with GPU code, on sm_{result.sm}: {words}")
     for line in lines:
         terminal.show(terminal.printable(line))
     if result.findings:

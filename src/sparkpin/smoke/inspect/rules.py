@@ -56,13 +56,9 @@ def settle(finding: ImageFinding) -> ImageFinding:
     obey gets through."""
     finding = replace(finding, subject=printable(finding.subject), text=printable(finding.text))
     rows = ((why, *row) for why, its in DATA["allowed"].items() for row in its)
-    fit = (why for why, rule, path, what in rows if rule == finding.rule and is_meant(finding, path, what))
-    why = finding.why or next(fit, "")
+    fit = (row for row in rows if row[1] == finding.rule and fnmatch.fnmatchcase(finding.subject, row[2]))
+    why = finding.why or next((why for why, _, _, what in fit if re.fullmatch(what, finding.what)), "")
     return replace(finding, severity="allowed", why=why, next_step="") if why else finding
-
-
-def is_meant(finding: ImageFinding, path: str, what: str) -> bool:
-    return fnmatch.fnmatchcase(finding.subject, path) and bool(re.fullmatch(what, finding.what))
 
 
 def step_findings(facts: ImageFacts, wanted: Wanted) -> Iterator[ImageFinding]:
