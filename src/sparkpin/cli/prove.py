@@ -31,7 +31,6 @@ from sparkpin.smoke.answers import Wrong
 from sparkpin.smoke.client import OWN_HOSTS, Client, Fault, pinned
 
 FOLDER = "prove"
-DISK_BYTES = 64 << 20  # bytes: more than the log-probabilities of all passes take
 SESSIONS, TURNS = 4, 3  # sessions, all with one beginning, and the turns of each
 SEED = 1  # of their texts
 URL = re.compile(
@@ -64,7 +63,7 @@ def prove(
             release = Releases(paths).get(what, recipe) if what else current_of(paths, recipe)
             require_consistent(paths, release)
             name, folder = release.tag, Releases(paths).evidence(release) / FOLDER
-            _, client = standing.enter_context(own_server(paths, engine_of(paths), release, disk_bytes=DISK_BYTES))
+            _, client = standing.enter_context(own_server(paths, engine_of(paths), release))
         met = meet(client, model)
         require_provable(met, name)
         found = proved(met, name, folder)
@@ -134,7 +133,7 @@ def at(paths: Paths, url: str, variable: str, ca: str = "") -> Iterator[Client]:
 
 def require_provable(met: Endpoint, name: str) -> None:
     """Before minutes of asking: UntoldError where no fault could show."""
-    if met.caching is False and metrics.DraftCounts.read(met.scraped()) is None:
+    if met.caching is False and metrics.DraftCounts.read(met.client.metrics()) is None:
         raise UntoldError(
             f"{name}: prefix caching is off, as /metrics says, and nothing is drafted: no fault of either can show",
             next_step="prove one with --enable-prefix-caching, or one that drafts; on a CPU: "

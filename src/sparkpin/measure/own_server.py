@@ -21,13 +21,14 @@ from sparkpin.smoke.client import Client, Fault
 from sparkpin.smoke.server import Server, exclusive_run
 
 REQUEST_SECONDS = 600  # a long prompt's prefill on a slow machine
+MEASURED_BYTES = 64 << 20  # more than the log-probabilities of all texts or prompts ever took
 
 
 @contextlib.contextmanager
 def own_server(
-    paths: Paths, engine: Engine, release: Release, *, disk_bytes: int = 0, limit: int = REQUEST_SECONDS
+    paths: Paths, engine: Engine, release: Release, *, limit: int = REQUEST_SECONDS
 ) -> Iterator[tuple[Server, Client]]:
-    """Once it answers. disk_bytes: that its measurements take at most; limit: seconds of an answer.
+    """Once it answers. limit: seconds of an answer.
 
     Wrong and Fault within become a SmokeError, with the server's last words if it died.
 
@@ -44,7 +45,7 @@ def own_server(
         )
     gpus = uses_gpu(paths, release)
     checkpoint = checkpoint_of(paths, release)
-    files.require_space(paths.cache, disk_bytes, "the measurements", "SPARKPIN_CACHE")
+    files.require_space(paths.cache, MEASURED_BYTES, "the measurements", "SPARKPIN_CACHE")
     with exclusive_run(paths, engine):
         place = memory_limit.place_for(paths, engine, release, checkpoint)
         say(f"{release.tag}: starting its server")

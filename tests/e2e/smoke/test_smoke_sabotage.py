@@ -24,6 +24,7 @@ from sparkpin.releases.record import Release
 from sparkpin.serve import proxy
 from sparkpin.smoke import checks, logprobs
 from sparkpin.smoke.demands import READERS
+from sparkpin.smoke.subject import Reference
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +79,7 @@ def release(smoked: dict[str, Release]) -> Release:
     return smoked[STAGE]
 
 
-def below(release: Release) -> logprobs.Reference:
+def below(release: Release) -> Reference:
     reference = logprobs.reference(Paths.from_env(PROJECT), release)
     assert reference, f"stage {release.demands.parent} has not left {logprobs.FILE}: invoke up"
     return reference

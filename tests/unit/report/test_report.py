@@ -121,7 +121,7 @@ def test_damaged_records_are_named(made: Made, copied: Paths, capsys: pytest.Cap
     records = Releases(copied)
     first, _, second, third = made[1]
     records.record_path(third).write_text("{")
-    (bench.folder(copied, first) / bench.file_name("2026-01-03T02:00:00Z")).write_text("{}")
+    (bench.folder(copied, first) / "20260103T020000Z.json").write_text("{}")
     quality.folder_of(copied, second).joinpath(f"{first.recipe}-{first.name}.json").write_text("[]")
     found = gather(copied, "scripted-tiny").recipes[0]
     assert len(found.faults) == 1 and f"{third.name}.json" in found.faults[0]

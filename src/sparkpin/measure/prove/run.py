@@ -155,12 +155,6 @@ class Endpoint:
         reply = self.client.post("/tokenize", asked | {"add_generation_prompt": True})
         return [*(tokens_in(reply) if reply.status == 200 else tokens_of(self.client, self.model, text))]
 
-    def scraped(self) -> str:
-        """/metrics, "" where there is none."""
-        with contextlib.suppress(Fault):
-            return self.client.metrics()
-        return ""
-
 
 def completion_of(value: dict[str, Any], *, by_text: bool = False) -> Completion:
     """Wrong for an answer of another form."""
@@ -188,7 +182,7 @@ def meet(client: Client, model: str = "") -> Endpoint:
     met.room = room if isinstance(room, int) else None
     with contextlib.suppress(Fault, Wrong):
         met.version = str(json_of(client.get("/version")).get("version"))
-    described = re.search(rf"^{INFO}\{{(.*)\}}", met.scraped(), re.M)
+    described = re.search(rf"^{INFO}\{{(.*)\}}", client.metrics(), re.M)
     labels = dict(re.findall(r'(\w+)="([^"]*)"', described[1])) if described else {}
     numbers = {name: int(text) for name, text in labels.items() if text.isdecimal()}
     met.block, blocks = numbers.get("block_size"), numbers.get("num_gpu_blocks")
@@ -318,7 +312,7 @@ class Proof:
 
     def counted(self) -> tuple[int | None, int]:
         """Tokens from the cache, and drafted ones, since the server began."""
-        text = self.met.scraped()
+        text = self.met.client.metrics()
         hits, counts = metrics.total(text, metrics.HITS), metrics.DraftCounts.read(text)
         return None if hits is None else int(hits), counts.drafted if counts else 0
 

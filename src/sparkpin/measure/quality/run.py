@@ -14,7 +14,6 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -37,7 +36,6 @@ from sparkpin.smoke.run import subject_of
 from sparkpin.smoke.subject import SmokeSubject
 
 FORM = 3  # grows when a measurement of before would mean something else
-DISK_BYTES = 64 << 20  # bytes: more than the log-probabilities of all texts ever took
 CONTINUED = 48  # tokens
 MOST = 768  # tokens read of a text: a vocabulary of 248,320 takes 1 MB of logits a token, in 32 bits
 MEASURED = "measured.npz"
@@ -80,7 +78,7 @@ def measure(paths: Paths, engine: Engine, release: Release, corpus: Corpus) -> Q
     if known := load(folder):
         say(f"{release.tag}: measured before")
         return known
-    with own_server(paths, engine, release, disk_bytes=DISK_BYTES) as (server, client):
+    with own_server(paths, engine, release) as (server, client):
         found = ask_all(subject_of(release, client, server), corpus)
         # Else what it was asked after its end would be kept as wrong answers. An engine that is gone may leave a
         # container that runs for some seconds more.
@@ -155,7 +153,7 @@ def tokens_in(reply: Exchange) -> list[int]:
 
 
 def save(folder: Path, measured: QualityMeasured) -> None:
-    """In the place of what is there: a damaged folder, or what another run found meanwhile."""
+    """In the place of what another run found meanwhile."""
     arrays = {
         f"{number}-{which}-{part}": getattr(getattr(reading, which), part)
         for number, reading in enumerate(measured.readings)
@@ -172,11 +170,8 @@ def save(folder: Path, measured: QualityMeasured) -> None:
 
 
 def load(folder: Path) -> QualityMeasured | None:
-    """None where nothing was kept, or not the bytes that were kept: then it is measured again."""
-    with (
-        contextlib.suppress(OSError, ValueError, KeyError, TypeError, BadZipFile),
-        np.load(folder / MEASURED) as arrays,
-    ):
+    """None where nothing was kept."""
+    with contextlib.suppress(FileNotFoundError), np.load(folder / MEASURED) as arrays:
         value = json.loads(str(arrays["value"]))
 
         def rows(number: int, which: str) -> Rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from sparkpin.smoke.inspect.facts import ImageFacts, ImageFinding
 
@@ -16,35 +16,17 @@ EXPERTS_PTX = "such a kernel of experts gave wrong tokens to several requests at
 Verdict = Literal["runs", "PTX only", "none"]
 
 
-class Code(NamedTuple):
-    kind: str  # "sm" (a cubin) or "compute" (PTX)
-    arch: int  # 121 for sm_121 or compute_121
-    suffix: str = ""  # "", "a" (this chip only) or "f" (its family)
+def fits(name: str, sm: int) -> bool:
+    """Whether a cubin ("sm_120a") loads on a GPU, or its driver can compile PTX ("compute_80") for it.
 
-
-def code_of(name: str) -> Code:
-    """Of "sm_120a"."""
-    kind, _, arch = name.partition("_")
-    return Code(kind, int(arch.rstrip("af")), arch.lstrip("0123456789"))
-
-
-def runs(code: Code, sm: int) -> bool:
-    """Whether a cubin loads: "a" on that chip alone, others on their chip and later ones of the same major number.
-
-    Of "f", the family, this holds for all families up to 12.x: none leaves out a chip of its major number.
+    "a" is for that chip alone. A cubin is for its chip and later ones of the same major number, PTX for all later ones.
+    Of "f", the family, the former holds for both: no family up to 12.x leaves out a chip of its major number.
     """
-    if code.kind != "sm":
-        return False
-    return code.arch == sm if code.suffix == "a" else code.arch // 10 == sm // 10 and code.arch <= sm
-
-
-def compiles(code: Code, sm: int) -> bool:
-    """Whether the driver can compile PTX for the GPU."""
-    if code.kind != "compute":
-        return False
-    if code.suffix == "a":
-        return code.arch == sm
-    return code.arch <= sm and (not code.suffix or code.arch // 10 == sm // 10)
+    kind, _, arch = name.partition("_")
+    chip, suffix = int(arch.rstrip("af")), arch.lstrip("0123456789")
+    if suffix == "a":
+        return chip == sm
+    return chip <= sm and (chip // 10 == sm // 10 or (kind, suffix) == ("compute", ""))
 
 
 @dataclass(frozen=True)
@@ -55,10 +37,7 @@ class Coverage:
     runs: int
     compiles: int
     archs: dict[str, int]  # how many pieces are for which
-
-    @property
-    def verdict(self) -> Verdict:
-        return "runs" if self.runs else "PTX only" if self.compiles else "none"
+    verdict: Verdict
 
 
 def coverages(facts: ImageFacts, sm: int) -> list[Coverage]:
@@ -66,8 +45,10 @@ def coverages(facts: ImageFacts, sm: int) -> list[Coverage]:
     found = []
     for path, archs in sorted((facts.fact("gpu") or {}).items()):
         if isinstance(archs, dict):
-            ready, ptx = (sum(n for name, n in archs.items() if fits(code_of(name), sm)) for fits in (runs, compiles))
-            found.append(Coverage(path, ready, ptx, archs))
+            fitting = {name: count for name, count in archs.items() if fits(name, sm)}
+            ready = sum(count for name, count in fitting.items() if name.startswith("sm_"))
+            ptx = sum(fitting.values()) - ready
+            found.append(Coverage(path, ready, ptx, archs, "runs" if ready else "PTX only" if ptx else "none"))
     return found
 
 

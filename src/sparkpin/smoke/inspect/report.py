@@ -46,7 +46,7 @@ class Result:
             "passed": not self.errors,
             "cuda": cuda_release(facts),
             "minimum_driver": minimum_driver(facts),
-            "gpu": [asdict(row) | {"verdict": row.verdict} for row in coverages(facts, self.sm)] if self.sm else [],
+            "gpu": [asdict(row) for row in coverages(facts, self.sm)] if self.sm else [],
             "steps": [asdict(row) for row in facts.steps if row.state != "begin"],
             "findings": [asdict(finding) for finding in self.findings],
         }
