@@ -101,7 +101,7 @@ def ready(
 ) -> AbstractContextManager[tuple[Server, Client]]:
     """A server of the release that answers. own: with a home of the test's, so that its container is no leftover of
     ours; timeout: seconds of an answer."""
-    return own_server(own, release, Place(Engine.connect(), model, None), limit=timeout)
+    return own_server(own, release, [Place(Engine.connect(), model, None)], limit=timeout)
 
 
 @contextmanager

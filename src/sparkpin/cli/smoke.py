@@ -17,7 +17,7 @@ from sparkpin.core.terminal import say, show, show_json
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.pins import manifests
 from sparkpin.releases.record import Release, Releases
-from sparkpin.releases.runs_here import obstacle, uses_gpu, with_others
+from sparkpin.releases.runs_here import obstacle, with_others
 from sparkpin.serve import cluster, linked, service
 from sparkpin.serve.cluster import Cluster, ClusterOptions
 from sparkpin.serve.proxy import before
@@ -112,8 +112,7 @@ def smoke_release(paths: Paths, release: Release, *, machines: Cluster | None = 
             joined(paths, engine, release, machines, checkpoint) as places,
             exclusive_run(paths, engine, [place.engine for place in places if place.where]),
         ):
-            serving = tested.own_server(paths, release, places[0], places, gpus=uses_gpu(paths, release))
-            done = run_smoke(paths, engine, release, before(paths, serving))
+            done = run_smoke(paths, engine, release, before(paths, tested.own_server(paths, release, places)))
     else:
         serving = own_server(paths, engine, release, limit=tested.ANSWER_SECONDS)
         done = run_smoke(paths, engine, release, before(paths, serving))

@@ -13,7 +13,7 @@ from sparkpin.core.terminal import say
 from sparkpin.host.engine import Engine
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
-from sparkpin.releases.runs_here import obstacle, uses_gpu
+from sparkpin.releases.runs_here import obstacle
 from sparkpin.serve import memory_limit
 from sparkpin.smoke import server as tested
 from sparkpin.smoke.answers import Wrong
@@ -43,15 +43,14 @@ def own_server(
             f"{release.tag} cannot be asked here: {why}",
             next_step="run this where its server can run (invoke export takes the release there)",
         )
-    gpus = uses_gpu(paths, release)
     checkpoint = checkpoint_of(paths, release)
     files.require_space(paths.cache, MEASURED_BYTES, "the measurements", "SPARKPIN_CACHE")
     with exclusive_run(paths, engine):
         place = memory_limit.place_for(paths, engine, release, checkpoint)
         say(f"{release.tag}: starting its server")
-        with tested.own_server(paths, release, place, gpus=gpus, limit=limit) as (server, client):
+        with tested.own_server(paths, release, [place], limit=limit) as (server, client):
             try:
-                if gpus:
+                if place.has_gpu:
                     memory_limit.forget_files(checkpoint)  # whose page cache a GPU cannot take
                 yield server, client
             except (Wrong, Fault) as fault:

@@ -90,11 +90,8 @@ def chat_answer(reply: Exchange) -> Answer:
     require_own_ids([call["id"] for call in calls])
     found = tuple((call["function"]["name"], call["function"].get("arguments") or "") for call in calls)
     content, reasoning = message.get("content") or "", message.get("reasoning") or ""
-    return Answer(content, reasoning, found, str(choice.get("finish_reason")), *counts_of(value["usage"]))
-
-
-def counts_of(usage: dict[str, int]) -> tuple[int, int]:
-    return usage["completion_tokens"], usage["prompt_tokens"]
+    usage, finish = value["usage"], str(choice.get("finish_reason"))
+    return Answer(content, reasoning, found, finish, usage["completion_tokens"], usage["prompt_tokens"])
 
 
 def stream_answer(reply: Exchange) -> tuple[Answer, int]:
@@ -130,7 +127,8 @@ def stream_answer(reply: Exchange) -> tuple[Answer, int]:
     require(roles == ["assistant"], f"roles in the deltas: got {roles}, expected 'assistant' once")
     require_own_ids([call["id"] for call in calls])
     found = tuple((call["name"], call["arguments"]) for call in calls)
-    return Answer(text["content"], text["reasoning"], found, finish, *counts_of(usage)), parts
+    counts = usage["completion_tokens"], usage["prompt_tokens"]
+    return Answer(text["content"], text["reasoning"], found, finish, *counts), parts
 
 
 def speed_of(exchanges: Sequence[Exchange]) -> dict[str, float] | None:

@@ -17,9 +17,9 @@ from sparkpin.pins.drafters import speculation
 from sparkpin.pins.nodes import nodes_of
 from sparkpin.smoke import metrics, mods
 from sparkpin.smoke.answers import NotApplicable, Wrong, judge, judge_logprobs, judge_same, require
-from sparkpin.smoke.client import BadStream, Fault
+from sparkpin.smoke.client import Fault
 from sparkpin.smoke.evidence import CheckResult
-from sparkpin.smoke.expectations import Case, chat_request, sampled, table
+from sparkpin.smoke.expectations import Case, chat_request, table
 from sparkpin.smoke.logprobs import drift, logprobs_of
 from sparkpin.smoke.subject import CHAT, SmokeSubject
 
@@ -50,7 +50,7 @@ def ask_case(row: dict[str, Any], subject: SmokeSubject) -> str:
         raise NotApplicable(f"{row['without']} stands in the release's command")
     details = []
     for way in row["ways"]:
-        asked = sampled(case) if way == "sampled" else case
+        asked = replace(case, request=case.request | table()["requests"]["sampled"]) if way == "sampled" else case
         try:
             details.append(judge(asked, subject.chat(asked) if way == "whole" else subject.streamed(asked)[0]))
         except Wrong as wrong:
@@ -200,6 +200,6 @@ def run_check(name: str, subject: SmokeSubject) -> CheckResult:
         detail = ask_case(row, subject) if row else CHECKS[name](subject)
     except NotApplicable as reason:
         detail, applicable = str(reason), False
-    except (Wrong, Fault, BadStream) as error:
+    except (Wrong, Fault) as error:
         detail, passed = str(error), False
     return CheckResult(name, passed, detail, round(time.monotonic() - start, 2), applicable)

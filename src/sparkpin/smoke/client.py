@@ -22,6 +22,7 @@ from sparkpin.core.errors import InputError
 MAX_BYTES = 16 << 20  # no answer asked for here comes near; a server that babbles on must not fill the memory
 OWN_HOSTS = ("127.0.0.1", "::1", "localhost")  # this machine
 DONE = "[DONE]"
+Verify = ssl.SSLContext | bool  # a server's certificate, as httpx takes it
 PEM_END = "-----END CERTIFICATE-----"
 NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python's ssl does not name
 
@@ -74,17 +75,10 @@ class Client(contextlib.AbstractContextManager["Client"]):
 
     @classmethod
     def url(
-        cls,
-        url: str,
-        *,
-        timeout: float = 120,
-        key: str | None = None,
-        verify: ssl.SSLContext | bool = True,
-        is_own: bool = False,
+        cls, url: str, *, timeout: float = 120, key: str | None = None, verify: Verify = True, is_own: bool = False
     ) -> Client:
-        """Of anybody's server, with or without the /v1 at its end. verify: its certificate, as httpx takes it. is_own:
-        of this machine; to another one proxies are used. InputError, which does not repeat it, for a key that no header
-        may hold."""
+        """Of anybody's server, with or without the /v1 at its end. is_own: of this machine; to another one proxies are
+        used. InputError, which does not repeat it, for a key that no header may hold."""
         if key and not re.fullmatch("[!-~]+", key):
             raise InputError(
                 "the key: got a space, a line's end or a character beyond ASCII in it, expected none",
@@ -177,7 +171,7 @@ def pinned(certificate: str) -> ssl.SSLContext:
     return context
 
 
-class BadStream(ValueError):
+class BadStream(Fault):
     """The bytes are not the stream of JSON objects that they should be."""
 
 

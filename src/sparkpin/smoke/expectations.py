@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -72,10 +72,6 @@ def case_of(row: Mapping[str, Any], **more: Any) -> Case:
 
 def chat_request(text: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}]}
-
-
-def sampled(case: Case) -> Case:
-    return replace(case, request=case.request | table()["requests"]["sampled"])
 
 
 @dataclass(frozen=True)

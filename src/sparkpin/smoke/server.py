@@ -41,6 +41,7 @@ T = TypeVar("T")
 Asked: TypeAlias = "tuple[Server, Client]"
 Serving: TypeAlias = "contextlib.AbstractContextManager[Asked]"
 LABEL = "sparkpin.smoke"
+LOCK = ".smoke.lock"  # with the home, since that is whose containers a smoke test removes
 WAITING = "waiting for invoke up, smoke, quality, bench or bisect to end: one server is asked at a time"
 SOCKET_FOLDER = "/run/sparkpin"
 SOCKET = "s"  # as in a service's folder: the same proxy may stand before it
@@ -54,7 +55,7 @@ class Place:
     """One machine of a release, which may be for several: then its node.
 
     checkpoint: its folder there; memory: bytes that the container may take; env: what it adds to the release's; where:
-    the URL of another machine, "" for this one; compilers: at a time, at a first start.
+    the URL of another machine, "" for this one; compilers: at a time, at a first start; None without a GPU.
     """
 
     engine: Engine
@@ -64,6 +65,10 @@ class Place:
     env: Mapping[str, str] = field(default_factory=dict)
     where: str = ""
     compilers: int | None = None
+
+    @property
+    def has_gpu(self) -> bool:
+        return self.compilers is not None
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
@@ -108,7 +113,7 @@ def clear_leftovers(
 ) -> frozenset[str]:
     """Remove what killed runs left, unless a smoke test runs now: then they are not left over. Ids of this machine's
     containers."""
-    with contextlib.suppress(BusyError), lock(smoke_lock(paths), wait=False):
+    with contextlib.suppress(BusyError), lock(paths.home / LOCK, wait=False):
         found = frozenset(str(container.id) for container in containers_of(paths, engine))
         if not dry_run:
             remove_leftovers(paths, engine, others)
@@ -116,16 +121,11 @@ def clear_leftovers(
     return frozenset()
 
 
-def smoke_lock(paths: Paths) -> Path:
-    """With the home, since that is whose containers a smoke test removes."""
-    return paths.home / ".smoke.lock"
-
-
 @contextlib.contextmanager
 def exclusive_run(paths: Paths, engine: Engine, others: Sequence[Engine] = ()) -> Iterator[None]:
     """No other smoke test, benchmark or the like of this home runs meanwhile. Removes what killed runs left. others: of
     other machines that it uses."""
-    with lock(smoke_lock(paths), on_wait=WAITING):
+    with lock(paths.home / LOCK, on_wait=WAITING):
         remove_leftovers(paths, engine, others)
         yield
 
@@ -237,19 +237,12 @@ def private_folder(paths: Paths) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def own_server(
-    paths: Paths,
-    release: Release,
-    place: Place,
-    places: Sequence[Place] = (),
-    *,
-    gpus: bool = False,
-    limit: int = ANSWER_SECONDS,
+    paths: Paths, release: Release, places: Sequence[Place], *, limit: int = ANSWER_SECONDS
 ) -> Iterator[Asked]:
     """A container of the release, or one for each of its nodes, without a network, once it answers. All are removed in
     the end, with the folder of the socket.
 
-    place: this machine, without a node; places: the machines of the nodes, rank 0 first; none: all are on this one.
-    limit: seconds of an answer.
+    places: the machines of the nodes, this one first; or this one alone, for all of them. limit: seconds of an answer.
 
     Raises:
         NotReady: it does not start.
@@ -258,19 +251,20 @@ def own_server(
     """
     from sparkpin.smoke.client import Client  # slow to import, and `prune` needs only what killed runs left
 
-    checkpoint = Path(place.checkpoint)
+    checkpoint, nodes = Path(places[0].checkpoint), nodes_of(release.argv)
     running.require_readable(checkpoint)
-    running.require_image(place.engine, release)
+    running.require_image(places[0].engine, release)
     with private_folder(paths) as private, contextlib.ExitStack() as stack:
-        folder, containers, several = private / "run", dict[Container, Place](), nodes_of(release.argv) > 1
+        folder, containers = private / "run", dict[Container, Place]()
         folder.mkdir()
         folder.chmod(0o777)  # for the container's user
-        for rank in range(nodes_of(release.argv)):
-            if several and not places:
+        for rank in range(nodes):
+            place = places[rank % len(places)]
+            if nodes > len(places):
                 network = f"container:{next(iter(containers)).id}" if containers else "none"
-                node = running.Node(on_loopback(rank), network, gpu=rank if gpus else None)
-            at = places[rank] if places else replace(place, node=node) if several else place
-            containers[stack.enter_context(server_at(paths, release, at, folder, gpus=gpus))] = at
+                node = running.Node(on_loopback(rank), network, gpu=rank if place.has_gpu else None)
+                place = replace(place, node=node)
+            containers[stack.enter_context(server_at(paths, release, place, folder))] = place
         server = Server(release, containers, folder / SOCKET, running.ready_timeout(checkpoint))
         client = stack.enter_context(Client.unix(server.socket, timeout=limit))
         server.wait_ready(
@@ -280,11 +274,11 @@ def own_server(
 
 
 def server_at(
-    paths: Paths, release: Release, place: Place, folder: Path, *, gpus: bool
+    paths: Paths, release: Release, place: Place, folder: Path
 ) -> contextlib.AbstractContextManager[Container]:
     """folder: where the socket comes to lie."""
     socket, with_env = f"{SOCKET_FOLDER}/{SOCKET}", replace(release, env={**release.env, **place.env})
-    limits = {"memory": place.memory, "gpus": gpus}
+    limits = {"memory": place.memory, "gpus": place.has_gpu}
     with place.errors():
         settings = running.server_settings(
             place.engine, with_env, place.checkpoint, socket, place.node, place.compilers, **limits
@@ -293,7 +287,7 @@ def server_at(
         settings["volumes"][str(folder)] = {"bind": SOCKET_FOLDER, "mode": "rw"}
     settings["mounts"] = [Mount(target=NODE_FOLDER, source=None, type="volume")]  # goes with the container
     # Nobody starts it again: one restart allowed, or its exit code would be 0.
-    files = running.process_one(place.node, {"socket": socket, "restarts": 1, "floor": running.floor_of(gpus)})
+    files = running.process_one(place.node, {"socket": socket, "restarts": 1, "floor": running.floor_of(place.has_gpu)})
     prepare = partial(running.put, folder=NODE_FOLDER, files=files, owned=("state",))
     entrypoint = [*running.PYTHON, f"{NODE_FOLDER}/inside.py", "run"]
     return container_of(

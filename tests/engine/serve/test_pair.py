@@ -103,7 +103,7 @@ def test_one_container_does_not_serve_a_release_for_two(site: FakeSite, double: 
 
 
 def smoked(site: FakeSite, release: Release) -> Evidence:
-    serving = own_server(site.paths, release, Place(site.engine, site.checkpoint, None))
+    serving = own_server(site.paths, release, [Place(site.engine, site.checkpoint, None)])
     return run_smoke(site.paths, site.engine, release, serving)
 
 

@@ -41,9 +41,9 @@ def smoke(
 
 
 def served_alone(site: FakeSite, release: Release, memory: int | None = None) -> Evidence:
-    place = Place(site.engine, site.checkpoint, memory)
+    serving = own_server(site.paths, release, [Place(site.engine, site.checkpoint, memory)])
     with exclusive_run(site.paths, site.engine):
-        return run_smoke(site.paths, site.engine, release, before(site.paths, own_server(site.paths, release, place)))
+        return run_smoke(site.paths, site.engine, release, before(site.paths, serving))
 
 
 def left_over(site: FakeSite, **wanted: bool) -> list[Container]:

@@ -64,7 +64,7 @@ def test_each_container_gets_what_its_machine_has(
         faces=faces,
         machines=machines,
         folders=(str(tmp_path), "/there"),
-        rooms=(Room(1, None, compilers=3), Room(2, None)),
+        rooms=(Room(1, None, compilers=3), Room(2, None, compilers=2)),
     )
     places = [smoke.place_of(checked, rank, tmp_path) for rank in range(2)]
     made: list[dict[str, Any]] = []
@@ -78,11 +78,11 @@ def test_each_container_gets_what_its_machine_has(
     for name in ("require_readable", "require_image"):
         monkeypatch.setattr(running, name, lambda *_: None)
     monkeypatch.setattr(server.Server, "wait_ready", lambda *_: None)
-    with server.own_server(paths, PAIR, places[0], places, gpus=True) as (found, _):
+    with server.own_server(paths, PAIR, places) as (found, _):
         socket = str(found.socket.parent)
     here, other = made
     assert [one["mem_limit"] for one in made] == [1, 2]
-    assert [one["environment"].get("MAX_JOBS") for one in made] == ["3", None]
+    assert [one["environment"].get("MAX_JOBS") for one in made] == ["3", "2"]
     assert [one["engine"] for one in made] == [machine.engine for machine in machines]
     assert {str(tmp_path), socket, "cache"} == set(here["volumes"]) and not here["place"].where
     assert {"/there", "cache"} == set(other["volumes"]) and other["place"].where

@@ -440,7 +440,6 @@ def test_what_has_no_room_is_not_started(
     monkeypatch.setattr(own_server, "exclusive_run", lambda *_: contextlib.nullcontext())
     for name in ("require_readable", "require_image"):
         monkeypatch.setattr(own_server.running, name, no)
-    monkeypatch.setattr(own_server, "uses_gpu", lambda *_: gpus)
     monkeypatch.setattr(own_server, "checkpoint_of", lambda *_: paths.project)
     plan: Any = SimpleNamespace(needed=10 << 30, hints=())
     needed = memory_limit.Room(10 << 30, plan, compilers=1 if gpus else None)

@@ -224,7 +224,7 @@ def test_without_memory_no_server_is_started_and_the_release_is_not_at_fault(
     made = kept(records)
     plan: Any = SimpleNamespace(needed=10 << 30, hints=())
     room = memory_limit.Room(10 << 30, plan, compilers=1 if gpus else None)
-    for name, given in {"engine_of": None, "obstacle": "", "uses_gpu": gpus, "checkpoint_of": records.root}.items():
+    for name, given in {"engine_of": None, "obstacle": "", "checkpoint_of": records.root}.items():
         for module in (task, own_server):
             monkeypatch.setattr(module, name, lambda *_, given=given, **__: given, raising=module is task)
     monkeypatch.setattr(task, "require_consistent", lambda *_: None)

@@ -25,7 +25,7 @@ from sparkpin.pins.vllm_flags import served_name
 from sparkpin.releases.record import Release
 from sparkpin.smoke import metrics
 from sparkpin.smoke.answers import Wrong, require
-from sparkpin.smoke.client import BadStream, Client, Fault, parse_chunks
+from sparkpin.smoke.client import Client, Fault, parse_chunks
 
 GENERATED = "vllm:generation_tokens_total"
 SETTLE_SECONDS = 0.3  # the server's counters follow its answers
@@ -125,7 +125,7 @@ def attempt(client: Client, limit: float, body: dict[str, Any]) -> TimedAnswer |
         at_once = max(1, reply.body[: reply.first_bytes].count(b"\n\n"))  # events that a busy server has joined
         parts = (sum(sizes[:at_once]), *filter(None, sizes[at_once:]))
         require(parts[0] > 0, "a stream without token ids")
-    except (BadStream, Fault, Wrong) as error:
+    except (Fault, Wrong) as error:
         return str(error)
     first, end = begin + (reply.first or reply.seconds), begin + reply.seconds
     return TimedAnswer(len(body["prompt"]), parts, begin, first, end)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sparkpin.smoke.answers import Answer, Wrong, judge
 from sparkpin.smoke.checks import STEPS, longest_prompt
-from sparkpin.smoke.client import BadStream, Fault
+from sparkpin.smoke.client import Fault
 from sparkpin.smoke.expectations import Case, Expectations, chat_request, table
 from sparkpin.smoke.subject import SmokeSubject
 
@@ -113,7 +113,7 @@ def answered(skill: str, name: str, case: Case, ask: Callable[[Case], Answer]) -
     try:
         answer = ask(case)
         judge(case, answer)
-    except (Wrong, Fault, BadStream) as wrong:
+    except (Wrong, Fault) as wrong:
         return SkillAnswer(skill, name, False, str(wrong)[:300])
     return SkillAnswer(skill, name, True)
 

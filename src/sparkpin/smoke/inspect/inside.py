@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 MARKER = "SPARKPIN_INSPECT "
@@ -63,18 +63,14 @@ def verdict(error: BaseException, *, ours: bool = False) -> tuple[str, str]:
 
     ours: of a mod of ours, which says itself that it refuses: any other error of it is one, whatever it talks about.
     """
-    chain = list(causes(error))
+    chain = [error]
+    while cause := chain[-1].__cause__:
+        chain.append(cause)
     if isinstance(chain[-1], ChildError):
         state, text = chain[-1].args
         return state, text
     wants = any(type(one).__name__ == REFUSAL or (not ours and NO_GPU.search(str(one))) for one in chain)
     return ("refused" if wants else "failed"), " ".join(f"{type(chain[-1]).__name__}: {chain[-1]}".split())[:500]
-
-
-def causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__
 
 
 def apart(act: Callable[[], Any]) -> Any:

@@ -68,8 +68,7 @@ def show(result: Result) -> None:
         counts = Counter(row.verdict for row in coverages(facts, result.sm))
         words = ", ".join(f"{verdict} {counts[verdict]}" for verdict in ("runs", "PTX only", "none"))
         lines.append(f"libraries with GPU code, on sm_{result.sm}: {words}")
-    for line in lines:
-        terminal.show(terminal.printable(line))
+    terminal.show("\n".join(map(terminal.printable, lines)))
     if result.findings:
         terminal.show()
         terminal.table(("", "rule", "what", "why"), rows_of(result.findings))
