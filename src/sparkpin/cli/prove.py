@@ -113,8 +113,8 @@ def key_for(url: str, variable: str) -> str | None:
 
 @contextlib.contextmanager
 def at(paths: Paths, url: str, variable: str, ca: str = "") -> Iterator[Client]:
-    """What the home serves there is known by its certificate alone; of another server its authority is verified. ca:
-    a PEM file of that, "" for the system's."""
+    """A server of this data directory is known by its own certificate alone, any other by the authority that signed
+    its. ca: a PEM file of that, "" for the system's."""
     key, cert = key_for(url, variable), certificate_at(paths.home, parsed(url))
     try:
         verify = pinned(cert) if cert else ssl.create_default_context(cafile=ca) if ca else True

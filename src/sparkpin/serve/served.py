@@ -112,7 +112,7 @@ def recorded(home: Path, recipe: str | None = None) -> dict[str, Service]:
 
 
 def certificate_at(home: Path, url: SplitResult) -> str:
-    """PEM file of the certificate of what a home serves there; "" where it serves nothing there, or plain HTTP."""
+    """PEM file of the certificate of what a data directory serves there; "" for nothing, or for plain HTTP."""
     from sparkpin.smoke.client import OWN_HOSTS  # as in `client_of`
 
     known = [one.address for one in recorded(home).values() if one.orders and one.address]
