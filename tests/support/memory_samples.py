@@ -11,9 +11,8 @@ import qwen_samples
 
 from sparkpin.checkpoint.safetensors import TensorInfo, tensor_nbytes
 from sparkpin.memory.cache import Cache, lay_out
-from sparkpin.memory.estimates import SPARK_FREE, SPARK_TOTAL
 from sparkpin.memory.geometry import Geometry, read_geometry
-from sparkpin.memory.plan import Machine, MemoryPlan, make_plan
+from sparkpin.memory.plan import SPARK_FREE, SPARK_TOTAL, Machine, MemoryPlan, make_plan
 from sparkpin.memory.settings import Platform, Settings, read_settings
 from sparkpin.memory.weights import WeightKind, alike, weigh
 from sparkpin.pins.vllm_flags import Flags

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated
+
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from sparkpin.cli.tasks import Json, Recipe, Stack, Stage, task
 from sparkpin.core.errors import HostError, InputError, SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import say, show, show_json, table
+from sparkpin.core.terminal import gib, say, show, show_json, table
 from sparkpin.host import machine, preflight
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.host.gpu import loaded_driver
 from sparkpin.host.machine import Host, Requirement, checked
 from sparkpin.memory import inputs, text
-from sparkpin.memory.estimates import SPARK_BANDWIDTH
+from sparkpin.memory.plan import SPARK_BANDWIDTH, Machine
 from sparkpin.pins import manifests, schema, vllm_command
 from sparkpin.pins.values import STAGE, lacks_mod
 from sparkpin.recipes import rules
@@ -101,7 +103,9 @@ def plan(
     chain = manifests.load_chain(paths.project, stage or chosen.stage)
     pinned = manifests.load_stack(paths.project, chosen.stack)
     rate = bandwidth * 1e9 if bandwidth else SPARK_BANDWIDTH if pinned.platform == inputs.SPARK else None
-    here = inputs.machine_for(pinned, memory, free)
+    here = planned_machine(pinned, memory, free)
+    if nodes is not None and nodes < 1:
+        raise InputError(f"--nodes: got {nodes}, expected 1 or more", next_step="--nodes 2")
     known = inputs.read_inputs(paths, chosen, pinned, chain, nodes=nodes)
     plan = known.plan(here)
     speed = inputs.speed_of(paths, chosen, chain[-1].name, known, tuple(plan.requests), rate)
@@ -110,21 +114,38 @@ def plan(
     if lack := lacks_mod(plan.settings.cache_dtype, chain):
         say(f"warning: {lack}; stage {STAGE} has it")
     if json:
-        value = {"recipe": chosen.name, "stage": chain[-1].name, "locked": inputs.is_locked(paths.project, chosen)}
+        is_locked = not manifests.unlocked(paths.project, manifests.model_of(paths.project, chosen))
+        value = {"recipe": chosen.name, "stage": chain[-1].name, "locked": is_locked}
         show_json(value | text.to_json(plan) | {"decode": speed.to_json()})
     else:
         show("\n".join(text.title(plan, chosen.name, chain[-1].name)))
-        table(text.MEMORY, [*text.memory_rows(plan)])
-        table(text.WEIGHTS, [*text.weight_rows(plan)])
-        if plan.capacities:
-            table(text.cache_columns(plan), [text.cache_row(one) for one in plan.capacities])
-        show(
-            "\n".join(
-                (*text.cache_lines(plan), "", *text.speed_lines(speed, plan.settings.ranks), "", *text.verdict(plan))
-            )
-        )
+        for columns, rows in text.tables(plan):
+            table(columns, rows)
+        lines = (*text.cache_lines(plan), "", *text.speed_lines(speed, plan.settings.ranks), "", *text.verdict(plan))
+        show("\n".join(lines))
     # What has broken for others with such memory, for one.
     broken = [str(finding) for finding in own_findings(paths.project, chosen) if finding.severity != "note"]
     for line in broken and ["which does not count:", *broken]:
         say(line)
     return int(exit_code and not plan.fits)
+
+
+def planned_machine(stack: schema.Stack, memory: str = "", free: str = "") -> Machine:
+    """The machine that was asked for, else this one if the stack is for it, else a Spark."""
+    here = inputs.machine_for(stack)
+    if memory:
+        total = read_size("memory", memory)
+        here = Machine(total, total, f"a machine with {memory}", "flag")
+    if free:
+        here = replace(here, free=read_size("free", free))
+        if here.free > here.total:
+            expected = f"expected at most {gib(here.total)}"
+            raise InputError(f"--free: got {free}, {expected}", next_step="also give --memory")
+    return here
+
+
+def read_size(option: str, text: str) -> int:
+    with contextlib.suppress(ValidationError):
+        if (size := TypeAdapter(ByteSize).validate_python(text.strip())) >= 1 << 20:  # less lacks another unit
+            return size
+    raise InputError(f"--{option}: got {text!r}, expected a size", next_step=f"--{option} 128GB, or 119.2GiB")

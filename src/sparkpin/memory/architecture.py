@@ -1,4 +1,4 @@
-"""What the layers of a model keep of each request: its config.json read by architectures.yaml."""
+"""What the layers of a model store of each request: its config.json read by architectures.yaml."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ROWS: Mapping[str, Any] = {model: row for row in TABLE["architectures"] for mode
 
 
 class UnknownCacheError(Exception):
-    """No rule here says what is kept; the text says of what."""
+    """No rule here says what layers store; the text says of what."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What `layers` layers keep alike. The fields are those of `parts` in architectures.yaml.
+    """What `layers` layers store alike. The fields are those of `parts` in architectures.yaml.
 
     of: model, MTP layer or drafter.
     """
@@ -48,7 +48,8 @@ class Part:
     group: int = 0
     recurrent: int = 0
     checkpoint: int = 0
-    whole: int = 0
+    kernel_checkpoint: int = 0
+    replicated: int = 0
     of: str = "model"
 
     def shard(self, ranks: int) -> Part:
@@ -57,7 +58,7 @@ class Part:
 
         Raises UnknownCacheError where a state has no whole share.
         """
-        parts = 1 if self.whole else ranks
+        parts = 1 if self.replicated else ranks
         if self.channels % parts or self.recurrent % parts or (self.groups > 1 and self.groups % parts):
             raise UnknownCacheError(f"a state of {self.name} over {ranks} machines")
         sizes = {name: getattr(self, name) // parts for name in ("channels", "recurrent")}
@@ -113,31 +114,33 @@ def read_architecture(text: Mapping[str, Any], *, drafter: bool = False) -> Arch
         return value
 
     try:
-        words = layer_words(row, find, size)
-        counts = Counter(name for word in words for name in parts_of(row, word, drafter=drafter))
-        for key, names in row.get("each", {}).items():
+        words = [
+            "full_attention" if drafter and word == "sliding_attention" else str(word)
+            for word in layer_words(row, find, size)
+        ]
+        names = [name for word in words for name in parts_of(row["words"], word)]
+        for key, parts_by_word in row.get("each", {}).items():
             if not isinstance(ids := find(key) or [], list):
                 raise UnknownCacheError(f"config.json has no list {key}")
-            for one in ids:
-                word = words[one] if type(one) is int and one in range(len(words)) else None
-                counts.update([names] if isinstance(names, str) else parts_of({"words": names}, word, drafter=drafter))
-        parts = tuple(made_part(name, count, size) for name, count in counts.items() if count)
-        ssm_dtype = find(row["ssm"]) if "ssm" in row else None
-        drafting = str(find(row.get("mtp_list", "")) or "")  # a letter for each layer
-        drafted = [name for word in drafting for name in parts_of(row, word, drafter=False)]
-        mtp = tuple(replace(made_part(name, 1, size), of="MTP layer") for name in drafted or row.get("mtp", ()))
-        block = size(row.get("block", 0))
-        # Keys that change what is kept, and that nothing has read.
+            for layer in ids:
+                word = words[layer] if type(layer) is int and layer in range(len(words)) else None
+                names += parts_of(parts_by_word, word)
+        parts = tuple(read_part(name, count, size) for name, count in Counter(names).items())
+        letters = str(find(row.get("mtp_list", "")) or "")  # one for each MTP layer
+        of_mtp = [name for letter in letters for name in parts_of(row["words"], letter)] or row.get("mtp", ())
+        mtp = tuple(replace(read_part(name, 1, size), of="MTP layer") for name in of_mtp)
+        ssm_dtype, block = find(row.get("ssm", "")) or row.get("ssm_default"), size(row.get("block", 0))
+        # Keys that change what is stored, and that nothing has read.
         known = {*used, *row.get("drop", ()), *str(row.get("list", "layer_types")).split()}
         for key, value in sorted(text.items()):
             if value and key not in known and TELLS.search(key) and not key.startswith("use_"):
                 raise UnknownCacheError(f"config.json has {key}, which no rule for {text['model_type']} reads")
     except UnknownCacheError as error:
         return Architecture(unknown=str(error))
-    return Architecture(parts, mtp, block, "packed" in row, ssm_dtype or row.get("ssm_default"))
+    return Architecture(parts, mtp, block, "packed" in row, ssm_dtype)
 
 
-def made_part(name: str, layers: int, size: Callable[[Any], int]) -> Part:
+def read_part(name: str, layers: int, size: Callable[[Any], int]) -> Part:
     rules = TABLE["parts"][name].items()
     values: dict[str, Any] = {key: rule if key in ("kind", "only") else size(rule) for key, rule in rules}
     for key, value in values.items():
@@ -147,7 +150,7 @@ def made_part(name: str, layers: int, size: Callable[[Any], int]) -> Part:
 
 
 def layer_words(row: Mapping[str, Any], find: Callable[[str], Any], size: Callable[..., int]) -> Sequence[Any]:
-    """The model's word for each of its layers that keeps something of its own."""
+    """The model's word for each of its layers that stores something itself."""
     layers = size("num_hidden_layers")
     words, every = find(row.get("list", "layer_types")), row.get("every")
     if words is None and every:
@@ -160,10 +163,7 @@ def layer_words(row: Mapping[str, Any], find: Callable[[str], Any], size: Callab
     return words[: max(0, layers - size(row.get("shared", 0), 0))]
 
 
-def parts_of(row: Mapping[str, Any], word: Any, *, drafter: bool) -> Sequence[str]:
-    if drafter and word == "sliding_attention":
-        word = "full_attention"
-    words: dict[str, Sequence[str]] = {str(known): parts for known, parts in row["words"].items()}
-    if str(word) not in words:
+def parts_of(words: Mapping[str, Sequence[str]], word: str | None) -> Sequence[str]:
+    if word not in words:
         raise UnknownCacheError(f"no rule for layers that are {word}")
-    return words[str(word)]
+    return words[word]

@@ -18,13 +18,12 @@ from sparkpin.memory.geometry import DTYPE_BYTES, RULES, Geometry
 from sparkpin.memory.settings import CACHE_BITS, PACKED, Settings
 
 FORMATS = ("bfloat16", "fp8", *PACKED)  # what a plan compares
-BY_KERNEL = ("gdn", "ngram")  # states that FlashInfer stores on their way: `Settings.checkpoints`
 LONGEST = 1 << 32  # tokens, more than any model has positions
 
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """A model's layers that keep the same. page: bytes of a block in one layer. slot: bytes of a token in it, or of a
+    """A model's layers that store the same. page: bytes of a block in one layer. slot: bytes of a token in it, or of a
     state. A request takes `copies` blocks, whatever its length; or one for each `block_size` tokens, of the last
     `window` if there is one."""
 
@@ -45,7 +44,7 @@ class Layers:
     @property
     def type(self) -> Hashable:
         """Layers of one type may share their blocks' numbers: UniformTypeKVCacheSpecs.is_uniform_type."""
-        state = (self.copies, self.page, self.part.whole) if self.copies else ()
+        state = (self.copies, self.page, self.part.replicated) if self.copies else ()
         return (self.part.kind, self.block_size, self.window, *state)
 
     @property
@@ -66,8 +65,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """The KV pool's layout. kinds: what the layers keep, the main attention first. block_bytes: of a block of the pool,
-    as wide as the widest group."""
+    """The KV pool's layout. kinds: what the layers store, the main attention first. block_bytes: of a block of the
+    pool, as wide as the widest group."""
 
     cache_dtype: str
     kinds: tuple[Layers, ...]
@@ -76,7 +75,7 @@ class Cache:
 
     @property
     def token_bytes(self) -> int:
-        """Of a token, in all layers that keep each token."""
+        """Of a token, in all layers that store each token."""
         kinds = (one for one in self.kinds if one.part.kind == "full")
         return sum(one.part.layers * one.page // one.block_size for one in kinds)
 
@@ -110,32 +109,34 @@ class Cache:
         return int(concurrency * length), concurrency
 
 
-def lay_out(geometry: Geometry, settings: Settings, cache_dtype: str | None = None) -> Cache:
-    """The pool of one GPU, or of the CPU. cache_dtype: instead of the settings' own, to compare formats.
+def lay_out(geometry: Geometry, settings: Settings) -> Cache:
+    """The pool of one GPU, or of the CPU.
 
-    Raises UnknownCacheError where no rule says what the model keeps, or keeps in this format.
+    Raises UnknownCacheError where no rule says what the model stores, or stores in this format.
     """
-    cache_dtype, drafter = cache_dtype or settings.cache_dtype, settings.drafter
+    architecture, drafter = geometry.architecture, settings.drafter
     for model in filter(None, (geometry, drafter)):
-        if model.kept.unknown:
-            raise UnknownCacheError(model.kept.unknown)
-    if settings.draft_layers and not geometry.kept.mtp:
+        if model.architecture.unknown:
+            raise UnknownCacheError(model.architecture.unknown)
+    if settings.draft_layers and not architecture.mtp:
         raise UnknownCacheError("no rule for what its MTP layers keep")
-    own = [part.shard(settings.ranks) for part in (*geometry.kept.parts, *geometry.kept.mtp * settings.draft_layers)]
-    attention = [part for part in own if part.kind != "state"]
+    stored = (*architecture.parts, *architecture.mtp * settings.draft_layers)
+    parts = [part.shard(settings.ranks) for part in stored]
+    attention = [part for part in parts if part.kind != "state"]
     if not attention:
         raise UnknownCacheError("no rule for a model without attention")
     main = next((part for part in attention if part.kind == "full"), attention[0])
-    block = block_size(geometry, settings, cache_dtype, main, own)
-    own += [replace(part.shard(settings.ranks), of="drafter") for part in (drafter.kept.parts if drafter else ())]
-    kinds = [kept(part, settings, cache_dtype, block, block * slot_bytes(main, cache_dtype)) for part in own]
-    ways = list(group(kinds, is_packed=geometry.kept.is_packed))
-    width = max(group.width for group in ways)
-    if geometry.kept.is_packed:  # blocks outermost: _get_kv_cache_bytes_per_block
-        shares = [(part, math.gcd(part.kernel, block)) for part in own if part.kernel]
+    block = block_size(geometry, settings, main, parts)
+    if drafter:
+        parts += [replace(part.shard(settings.ranks), of="drafter") for part in drafter.architecture.parts]
+    kinds = [layers_of(part, settings, block, block * slot_bytes(main, settings.cache_dtype)) for part in parts]
+    groups = tuple(group(kinds, is_packed=architecture.is_packed))
+    width = max(one.width for one in groups)
+    if architecture.is_packed:  # blocks outermost: _get_kv_cache_bytes_per_block
+        shares = [(part, math.gcd(part.kernel, block)) for part in parts if part.kernel]
         stride = math.lcm(*(tokens // part.ratio * part.record for part, tokens in shares if tokens != block))
         width = -(-width // stride) * stride
-    return Cache(cache_dtype, tuple(sorted(kinds, key=lambda one: one.part is not main)), tuple(ways), width)
+    return Cache(settings.cache_dtype, tuple(sorted(kinds, key=lambda one: one.part is not main)), groups, width)
 
 
 def slot_bytes(part: Part, cache_dtype: str) -> int:
@@ -155,16 +156,16 @@ def slot_bytes(part: Part, cache_dtype: str) -> int:
     return part.heads * size
 
 
-def kept(part: Part, settings: Settings, cache_dtype: str, block: int, main_page: int) -> Layers:
+def layers_of(part: Part, settings: Settings, block: int, main_page: int) -> Layers:
     """main_page: of the main attention, which a state's is padded to."""
     if part.kind == "state":
         # One state is running. "align" (prefix caching) keeps a second, and a third where a prefill stores one on its
         # way; each drafted token has its own: MambaSpec.
         copies = 1 + settings.prefix_caching + bool(stored_every(part, settings)) + settings.draft_tokens
         return Layers(part, state_bytes(part, settings), main_page, copies=copies)
-    if part.only and not cache_dtype.startswith(part.only):
-        raise UnknownCacheError(f"no rule for what {part.name} keeps in {cache_dtype}")
-    if cache_dtype in PACKED and (part.record or part.kind != "full"):
+    cache_dtype = settings.cache_dtype
+    is_plain = part.kind == "full" and not part.record
+    if not cache_dtype.startswith(part.only) or (cache_dtype in PACKED and not is_plain):
         raise UnknownCacheError(f"no rule for what {part.name} keeps in {cache_dtype}")
     slot, size = part.record or slot_bytes(part, cache_dtype), part.block or block
     if part.kind == "ring":
@@ -179,9 +180,7 @@ def kept(part: Part, settings: Settings, cache_dtype: str, block: int, main_page
 
 def stored_every(part: Part, settings: Settings) -> int:
     """Tokens between two states that a prefill may store on its way; 0 where it stores none."""
-    if part.name in BY_KERNEL:
-        return 64 if settings.checkpoints else 0
-    return part.checkpoint if settings.prefix_caching else 0
+    return part.kernel_checkpoint * settings.checkpoints or part.checkpoint * settings.prefix_caching
 
 
 def state_bytes(part: Part, settings: Settings) -> int:
@@ -193,20 +192,21 @@ def state_bytes(part: Part, settings: Settings) -> int:
     return inputs * DTYPE_BYTES[settings.dtype] + part.recurrent * DTYPE_BYTES[settings.ssm_dtype]
 
 
-def block_size(geometry: Geometry, settings: Settings, cache_dtype: str, main: Part, parts: Sequence[Part]) -> int:
+def block_size(geometry: Geometry, settings: Settings, main: Part, parts: Sequence[Part]) -> int:
     """Tokens of an attention block: large enough that its page holds the largest state.
 
     platforms/interface.py, _align_hybrid_block_size: in steps of the block size that was asked for, or of the
     platform's, and always a multiple of what the kernel takes.
     """
-    kernel = int(RULES["packed_block" if cache_dtype in PACKED else "kernel_block"][settings.platform])
-    kernel = max(kernel, geometry.kept.block)
+    kernels = RULES["packed_block" if settings.cache_dtype in PACKED else "kernel_block"]
+    kernel = max(kernels[settings.platform], geometry.architecture.block)
     asked = settings.block_size or max(RULES["block"][settings.platform], kernel)
     states = [part for part in parts if part.kind == "state"]
     if not states:
         return asked
     step = math.lcm(max(kernel, asked), *(stored_every(part, settings) or 1 for part in states))
-    wanted = step * -(-max(state_bytes(part, settings) for part in states) // (step * slot_bytes(main, cache_dtype)))
+    step_bytes = step * slot_bytes(main, settings.cache_dtype)
+    wanted = step * -(-max(state_bytes(part, settings) for part in states) // step_bytes)
     return max(asked, kernel * -(-wanted // kernel))
 
 

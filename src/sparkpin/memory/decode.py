@@ -118,7 +118,7 @@ def distinct(experts: int, active: int, tokens: int) -> float:
     Uniform, independent routing: a token misses a given expert with probability 1 - active / experts, all of them with
     that to the power of `tokens`.
     """
-    return experts * (1 - (1 - active / experts) ** tokens) if experts else 0.0
+    return experts * (1 - (1 - active / experts) ** tokens)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Speed:
 
     def to_json(self) -> dict[str, Any]:
         """Bytes, bytes a second, tokens a second."""
-        value: dict[str, Any] = asdict(self)
-        step: dict[str, Any] = value.pop("steps")[SHORT] | {"context": SHORT, "step_bytes": self.steps[SHORT].bytes}
-        ceilings = {length: self.ceiling(length) for length in self.steps}
-        return value | step | {"ceilings": ceilings, "published": [one.model_dump() for one in self.published]}
+        step, ceilings = self.steps[SHORT], {length: self.ceiling(length) for length in self.steps}
+        value = {"context": SHORT, "step_bytes": step.bytes, "ceilings": ceilings, "bandwidth": self.bandwidth}
+        published = [one.model_dump() for one in self.published]
+        return asdict(step) | value | {"accepted": self.accepted, "published": published}

@@ -31,15 +31,15 @@ def division_faults(
     """
     geometry = read_geometry(config, "config.json")
     tensor, pipeline = (int(flag_value(argv, name) or 1) for name in (TENSOR, PIPELINE))
-    if pipeline > 1 and any(part.kind == "state" for part in geometry.kept.parts):
+    if pipeline > 1 and any(part.kind == "state" for part in geometry.architecture.parts):
         step = f"leave {PIPELINE} out of {file}: tensor parallelism serves this model"
         yield ManifestError(file, "command", f"{PIPELINE} {pipeline}", f"1: {HYBRID_PIPELINE}", next_step=step)
     fitting = [str(count) for count in range(1, MOST_NODES + 1) if not list(uneven(config, geometry, rules, count))]
     for got, expected in uneven(config, geometry, rules, tensor):
         step = f"in {file} a number of nodes that its model divides by: {', '.join(fitting)}"
         yield ManifestError(file, "nodes", got, expected, next_step=step)
-    if geometry.kept.unknown:
-        raise ManifestError("config.json", WHOLE, geometry.kept.unknown, "an architecture of docs/memory.md")
+    if geometry.architecture.unknown:
+        raise ManifestError("config.json", WHOLE, geometry.architecture.unknown, "an architecture of docs/memory.md")
 
 
 def uneven(

@@ -18,8 +18,8 @@ NEXT = "choose a model whose config.json describes its text model as those of tr
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """layers: all of the model's; draft: MTP layers. kept: what the layers keep of a request. cache_dtype: vLLM's word
-    for the type in which the checkpoint wants it kept, "" where it has none.
+    """layers: all of the model's; draft: MTP layers. architecture: what the layers store of a request. cache_dtype:
+    vLLM's word for the type in which the checkpoint asks for it, "" where it has none.
 
     key_heads to value_dim are those of the linear attention (Gated DeltaNet), 0 where there is none.
     """
@@ -42,7 +42,7 @@ class Geometry:
     dtype: str
     cache_dtype: str
     vision: bool
-    kept: Architecture
+    architecture: Architecture
 
     def undivided(self, ranks: int) -> str:
         """The first size that `ranks` does not divide, though vLLM must divide it; "" where all are whole."""
@@ -74,22 +74,22 @@ def read_geometry(config: Mapping[str, Any], origin: str, *, drafter: bool = Fal
             raise ManifestError(origin, key, value, "a positive whole number", next_step=NEXT)
         return value
 
-    kept = read_architecture(text, drafter=drafter)
-    # Older configs say torch_dtype.
+    architecture = read_architecture(text, drafter=drafter)
+    # Older configs have torch_dtype.
     types = [part[key] for part in (config, text) for key in ("dtype", "torch_dtype") if part.get(key)]
     dtype = (*types, "bfloat16")[0]
-    for key, word in (("dtype", dtype), ("mamba_ssm_dtype", kept.ssm_dtype or dtype)):
+    for key, word in (("dtype", dtype), ("mamba_ssm_dtype", architecture.ssm_dtype or dtype)):
         if str(word) not in DTYPE_BYTES:
             raise ManifestError(origin, key, word, f"one of {', '.join(DTYPE_BYTES)}", next_step=NEXT)
-    defaults = {"sizes": 0 if kept.unknown else None, "optional_sizes": 0}
-    sizes = {name: number(key, least) for table, least in defaults.items() for name, key in RULES[table].items()}
+    sizes = {name: number(key, 0 if architecture.unknown else None) for name, key in RULES["sizes"].items()}
+    sizes |= {name: number(key, 0) for name, key in RULES["optional_sizes"].items()}
     return Geometry(
         layers=number("num_hidden_layers"),
         head_dim=number("head_dim", sizes["hidden"] // max(1, sizes["heads"])),
         dtype=dtype,
-        cache_dtype=cache_dtype_of(config.get("quantization_config") or {}, kept),
+        cache_dtype=cache_dtype_of(config.get("quantization_config") or {}, architecture),
         vision="ForConditionalGeneration" in str(config.get("architectures")),
-        kept=kept,
+        architecture=architecture,
         **sizes,
     )
 
@@ -100,7 +100,7 @@ def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return text if isinstance(text, dict) else config
 
 
-def cache_dtype_of(quantised: Mapping[str, Any], kept: Architecture) -> str:
+def cache_dtype_of(quantised: Mapping[str, Any], architecture: Architecture) -> str:
     """What vLLM takes for `auto`.
 
     utils/torch_utils.py, get_kv_cache_quant_algo_string; of compressed-tensors any scheme, but not for MLA:
@@ -108,7 +108,7 @@ def cache_dtype_of(quantised: Mapping[str, Any], kept: Architecture) -> str:
     """
     method = str(quantised.get("quant_method")).lower()
     if method in ("compressed-tensors", "compressed_tensors"):
-        has_values = any(part.value for part in kept.parts)
+        has_values = any(part.value for part in architecture.parts)
         return "fp8" if quantised.get("kv_cache_scheme") is not None and has_values else ""
     if not method.startswith("modelopt") and "modelopt" not in str(quantised.get("producer")):
         return ""

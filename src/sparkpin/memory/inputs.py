@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
-
 from sparkpin.checkpoint import plan as checkpoints
 from sparkpin.checkpoint import shapes
 from sparkpin.checkpoint.repository import CONFIG, header_of, read_json
 from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.checkpoint.steps import checkpoint_steps, used_repositories
-from sparkpin.core.errors import InputError
 from sparkpin.core.names import MACHINES
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import gib
 from sparkpin.fetch import model
 from sparkpin.host import machine as host
-from sparkpin.memory import estimates
 from sparkpin.memory.decode import SHORT, DecodeModel, Speed
 from sparkpin.memory.geometry import Geometry, read_geometry, text_of
-from sparkpin.memory.plan import Machine, MemoryPlan, make_plan
+from sparkpin.memory.plan import SPARK_BANDWIDTH, SPARK_FREE, SPARK_TOTAL, Machine, MemoryPlan, make_plan
 from sparkpin.memory.settings import Platform, Settings, read_settings
 from sparkpin.memory.weights import DRAFTER, EMBEDDINGS, HEAD, WeightKind, alike, weigh
 from sparkpin.pins import manifests, schema, vllm_command, vllm_flags
 from sparkpin.pins import nodes as placement
 
 SPARK = "linux/arm64"
-SIZE = TypeAdapter(ByteSize)
 
 
 @dataclass(frozen=True)
@@ -72,7 +65,7 @@ def read_inputs(
     pin = manifests.model_of(paths.project, recipe)
     steps = checkpoint_steps(chain, pin)
     used = used_repositories(pin, steps)
-    ahead = None if is_locked(paths.project, recipe) else shapes.shapes_of(paths.project, pin, used)
+    ahead = shapes.shapes_of(paths.project, pin, used) if manifests.unlocked(paths.project, pin) else None
     listings = {name: one.listing(name) for name, one in (ahead or {}).items()}
     if not ahead:
         listings = model.listings(paths, pin, manifests.load_model_lock(paths.project, pin), only=used)
@@ -80,7 +73,8 @@ def read_inputs(
     platform: Platform = "cuda" if stack.platform == SPARK else "cpu"
     argv, env = vllm_command.serve_argv(recipe, stack, chain)
     if nodes is not None:
-        argv, env = as_if(argv, env, nodes, gpu=platform == "cuda")
+        words = vllm_flags.drop_flags(argv, placement.TENSOR, placement.PIPELINE, placement.NODES)
+        argv, env = placement.spread(words, env, nodes, gpu=platform == "cuda")
     flags = vllm_flags.Flags(argv, recipe.file, vllm_command.origins(recipe, stack, chain))
     config = merged(planned.config, flags.json("--hf-overrides"))
     geometry, drafter = read_geometry(config, f"{listings[pin.base].origin}: config.json"), None
@@ -95,11 +89,6 @@ def read_inputs(
     symmetric = (config.get("quantization_config") or {}).get("sym") is True
     notes = (*yarn_notes(config), *(shapes.notes(pin, ahead) if ahead else ()))
     return PlanInputs(geometry, settings, alike(tensors, geometry.layers), symmetric, notes)
-
-
-def is_locked(project: Path, recipe: schema.Recipe) -> bool:
-    """Whether its model, and its drafter, have locks."""
-    return not manifests.unlocked(project, manifests.model_of(project, recipe))
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,14 +106,6 @@ def yarn_notes(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"YaRN: {base * factor:,.0f} positions; it changes short prompts (docs/memory.md#a-million-tokens)"
 
 
-def as_if(argv: list[str], env: dict[str, str], nodes: int, *, gpu: bool) -> tuple[list[str], dict[str, str]]:
-    """A command as it would be for tensor parallelism over so many machines."""
-    if nodes < 1:
-        raise InputError(f"--nodes: got {nodes}, expected 1 or more", next_step="--nodes 2")
-    words = vllm_flags.drop_flags(argv, placement.TENSOR, placement.PIPELINE, placement.NODES)
-    return placement.spread(words, env, nodes, gpu=gpu)
-
-
 def has_wide_state(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Whether this CPU has AVX512-BF16, which changes the type of the GDN state (see `read_settings`)."""
     return "avx512_bf16" in host.text(cpuinfo)
@@ -139,31 +120,15 @@ def speed_of(
     drafter = manifests.model_of(paths.project, recipe).drafter
     of_mtp = published.accepted if settings.draft_layers else None
     accepted = drafter.drafts.accepted if drafter and drafter.drafts else of_mtp
-    on_sparks = settings.ranks == recipe.nodes and bandwidth == estimates.SPARK_BANDWIDTH
+    on_sparks = settings.ranks == recipe.nodes and bandwidth == SPARK_BANDWIDTH
     figures = [one for one in published.speeds if on_sparks and (one.recipe, one.stage) == (recipe.name, stage)]
     steps = {length: inputs.decode.step(length) for length in (SHORT, *lengths) if length >= SHORT}
     return Speed(steps, bandwidth, accepted, figures)
 
 
-def machine_for(stack: schema.Stack, memory: str = "", free: str = "") -> Machine:
-    """The machine that was asked for, else this one if the stack is for it, else a Spark."""
+def machine_for(stack: schema.Stack) -> Machine:
+    """This machine if the stack is for it, else a Spark."""
     here = host.read_host()
-    if memory:
-        total = parse_size("memory", memory)
-        made = Machine(total, total, f"a machine with {memory}", "flag")
-    elif stack.platform == SPARK and here.arch != MACHINES[SPARK]:
-        made = Machine(estimates.SPARK_TOTAL, estimates.SPARK_FREE, "an idle DGX Spark", "estimate")
-    else:
-        made = Machine(here.memory_total, here.memory_available, "this machine", "measured")
-    if not free:
-        return made
-    if (size := parse_size("free", free)) > made.total:
-        raise InputError(f"--free: got {free}, expected at most {gib(made.total)}", next_step="also give --memory")
-    return replace(made, free=size)
-
-
-def parse_size(option: str, text: str) -> int:
-    with contextlib.suppress(ValidationError):
-        if (size := SIZE.validate_python(text.strip())) >= 1 << 20:  # less was meant to have another unit
-            return size
-    raise InputError(f"--{option}: got {text!r}, expected a size", next_step=f"--{option} 128GB, or 119.2GiB")
+    if stack.platform == SPARK and here.arch != MACHINES[SPARK]:
+        return Machine(SPARK_TOTAL, SPARK_FREE, "an idle DGX Spark", "estimate")
+    return Machine(here.memory_total, here.memory_available, "this machine", "measured")

@@ -89,8 +89,8 @@ def read_settings(
     """
     flags.refuse(**RULES["refused"])
     ranks, cuda = flags.number(TENSOR) or 1, platform == "cuda"
-    if whole := geometry.undivided(ranks):
-        raise ManifestError(flags.origin(TENSOR), TENSOR, ranks, f"a divisor of the model's {whole}", next_step=NEXT)
+    if size := geometry.undivided(ranks):
+        raise ManifestError(flags.origin(TENSOR), TENSOR, ranks, f"a divisor of the model's {size}", next_step=NEXT)
     kv_bytes, kv_from = pool_bytes(flags, env, platform)
     drafts, other = drafting(flags, geometry, drafter), flags.json(ADDITIONAL)
     rows = draft_rows(other, geometry, cuda=cuda)
@@ -136,9 +136,9 @@ def types(flags: Flags, geometry: Geometry, *, cuda: bool, wide_state: bool) -> 
     dtype = choice(flags, "--dtype", geometry.dtype, DTYPE_BYTES)
     # Without the flag: the config's (model_executor/models/config.py), else that of the convolution
     # (layers/mamba/mamba_utils.py), but on a CPU with AVX512-BF16 float32 (platforms/cpu.py).
-    state = geometry.kept.ssm_dtype or ("float32" if wide_state and not cuda else dtype)
+    state = geometry.architecture.ssm_dtype or ("float32" if wide_state and not cuda else dtype)
     # layers/attention/mla_attention.py, _canonicalize_sparse_mla_kv_cache_dtype, of SM12x.
-    is_sparse = cuda and any(part.name == "sparse" for part in geometry.kept.parts)
+    is_sparse = cuda and any(part.name == "sparse" for part in geometry.architecture.parts)
     cache = geometry.cache_dtype or ("fp8" if is_sparse else dtype)
     return {
         "dtype": dtype,

@@ -8,11 +8,9 @@ from typing import Any
 
 from sparkpin.core.terminal import gib, size
 from sparkpin.memory.decode import SHORT, Speed
-from sparkpin.memory.plan import Capacity, MemoryPlan
+from sparkpin.memory.plan import Capacity, MemoryLine, MemoryPlan
 
 Row = tuple[str, ...]
-MEMORY = ("what", "size", "range", "known from", "note")
-WEIGHTS = ("weights", "count", "in the checkpoint", "in memory")
 
 
 def title(plan: MemoryPlan, recipe: str, stage: str) -> Iterator[str]:
@@ -23,27 +21,27 @@ def title(plan: MemoryPlan, recipe: str, stage: str) -> Iterator[str]:
     yield f"  {gib(machine.total)} in all, {gib(machine.free)} free ({machine.how}): {verdict}"
 
 
-def memory_rows(plan: MemoryPlan) -> Iterator[Row]:
-    for line in plan.lines:
-        low, high = map(gib, line.span)
-        yield line.what, gib(line.bytes), "" if low == high else f"{low} to {high}", line.how, line.note
-    yield "needed", gib(plan.needed), "", "", f"of {gib(plan.machine.free)} that are free"
+def tables(plan: MemoryPlan) -> Iterator[tuple[Row, list[Row]]]:
+    """Columns and rows of memory, of weights and, where it is known, of the cache in each format."""
+    memory = [(line.what, gib(line.bytes), span_of(line), line.how, line.note) for line in plan.lines]
+    memory.append(("needed", gib(plan.needed), "", "", f"of {gib(plan.machine.free)} that are free"))
     if plan.budget is not None:
-        yield "budget", gib(plan.budget), "", "flag", f"--gpu-memory-utilization {plan.settings.utilization:g}"
+        share = f"--gpu-memory-utilization {plan.settings.utilization:g}"
+        memory.append(("budget", gib(plan.budget), "", "flag", share))
+    yield ("what", "size", "range", "known from", "note"), memory
+    weights = [(one.kind, f"{one.tensors:,}", gib(one.stored), gib(one.loaded)) for one in plan.weights]
+    yield ("weights", "count", "in the checkpoint", "in memory"), weights
+    if plan.capacities:
+        columns = ("cache, the recipe's first", "block", "bytes a token", "tokens", "concurrency")
+        yield (*columns, *(f"requests at {length:,}" for length in plan.requests)), [*map(row_of, plan.capacities)]
 
 
-def weight_rows(plan: MemoryPlan) -> Iterator[Row]:
-    for one in plan.weights:
-        yield one.kind, f"{one.tensors:,}", gib(one.stored), gib(one.held)
+def span_of(line: MemoryLine) -> str:
+    low, high = map(gib, line.span)
+    return "" if low == high else f"{low} to {high}"
 
 
-def cache_columns(plan: MemoryPlan) -> Row:
-    """Requests are counted for the lengths up to max_model_len."""
-    names = ("cache, the recipe's first", "block", "bytes a token", "tokens", "concurrency")
-    return (*names, *(f"requests at {length:,}" for length in plan.requests))
-
-
-def cache_row(capacity: Capacity) -> Row:
+def row_of(capacity: Capacity) -> Row:
     cache = capacity.cache
     sizes = (f"{size:,}" for size in (cache.kinds[0].block_size, cache.token_bytes, capacity.tokens))
     return cache.cache_dtype, *sizes, f"{capacity.concurrency:.2f}x", *map(str, capacity.requests.values())

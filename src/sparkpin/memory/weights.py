@@ -1,4 +1,4 @@
-"""What a checkpoint's tensors are, by kind, and the bytes that a server holds of them."""
+"""What a checkpoint's tensors are, by kind, and the bytes that a server loads of them."""
 
 from __future__ import annotations
 
@@ -6,37 +6,26 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.memory.geometry import RULES, Geometry
 from sparkpin.memory.settings import Settings
 
-INT4 = ("qweight", "qzeros", "scales", "g_idx")
-FP8 = ("F8_E4M3", "F8_E5M2")
 HEAD, MTP, MTP_EXPERTS, EMBEDDINGS = "LM head", "MTP layer", "MTP experts", "embeddings"
 VISION, DRAFTER, TABLES = "vision tower", "drafter", "n-gram tables"
-
-# vLLM 0.33, model_executor: models/qwen3_next.py, qwen3_5_mtp.py, qwen3_vl.py. in_proj_a and in_proj_b of AutoRound,
-# GPTQ and AWQ on CUDA, whose kernel takes no narrow parts: layers/mamba/gdn/qwen_gdn_linear_attn.py, maybe_disable_tp.
-# What MLA and its index take in, and hyper-connections: models/deepseek_v2.py, glm5next/common.
-WHOLE = re.compile(
-    r"norm|\.mlp\.gate\.|\.shared_expert_gate\.|\.patch_embed\.|\.pos_embed\."
-    r"|\.q_a_proj\.|\.kv_a_proj_with_mqa\.|\.indexer\.|_hc\."
-)
-WHOLE_ON_CUDA = re.compile(r"\.in_proj_[ab]\.")
 LAYER = re.compile(r"\.(\d+)\.")
-KEYS = re.compile(r"\.self_attn\.[kv]_proj\.")
 
 
 @dataclass(frozen=True, slots=True)
 class WeightKind:
-    """One kind. stored: bytes in the checkpoint; held: bytes in the memory of one machine; read: of them, what a pass
+    """One kind. stored: bytes in the checkpoint; loaded: bytes in the memory of one machine; read: of them, what a pass
     over all of it reads."""
 
     kind: str
     tensors: int
     stored: int
-    held: int
+    loaded: int
     read: int
 
 
@@ -61,47 +50,42 @@ def weigh(
     counts: dict[str, list[int]] = {}
     for info, count in tensors.items():
         kind, parts = kind_of(info), parts_of(info, geometry, settings)
-        held, row = held_bytes(info, kind, settings), counts.setdefault(kind, [0, 0, 0, 0])
+        loaded, row = loaded_bytes(info, kind, settings), counts.setdefault(kind, [0, 0, 0, 0])
         is_unread = symmetric and info.name.endswith((".qzeros", ".g_idx"))
-        read = 0 if is_unread or (kind == DRAFTER and "embed_tokens" in info.name) else -(-held // parts)
-        held += copied_bytes(info, kind, settings)
-        for at, more in enumerate((1, info.nbytes, -(-held // parts), read)):
+        read = 0 if is_unread or (kind == DRAFTER and "embed_tokens" in info.name) else -(-loaded // parts)
+        loaded += copied_bytes(info, kind, settings)
+        for at, more in enumerate((1, info.nbytes, -(-loaded // parts), read)):
             row[at] += count * more
     return [WeightKind(kind, *counts[kind]) for kind in RULES["weights"] if kind in counts]
 
 
 def parts_of(info: TensorInfo, geometry: Geometry, settings: Settings) -> int:
-    """How many different parts of a tensor the ranks hold: one each, or fewer where some hold the same.
+    """How many different parts of a tensor the ranks have: one each, or fewer where some have the same.
 
     Embeddings and LM head are divided by rows (model_executor/layers/vocab_parallel_embedding.py), projections and
-    experts by their heads or width with the scales that belong to them, keys and values by KV heads
-    (model_executor/layers/linear.py, QKVParallelLinear).
+    experts by their heads or width with the scales that belong to them.
     """
-    name = f".{info.name}"
-    if WHOLE.search(name) or (WHOLE_ON_CUDA.search(name) and settings.platform != "cpu"):
+    if has_piece(info, "copied") or (settings.platform == "cuda" and has_piece(info, "copied_on_cuda")):
         return 1
-    if KEYS.search(name):
-        return min(settings.ranks, geometry.kv_heads)
-    return settings.ranks
+    return min(settings.ranks, geometry.kv_heads) if has_piece(info, "by_kv_heads") else settings.ranks
+
+
+def has_piece(info: TensorInfo, table: str) -> bool:
+    """Whether the name has one of a table of rules.yaml, after a dot."""
+    return any(piece in f".{info.name}" for piece in RULES[table])
 
 
 def kind_of(info: TensorInfo) -> str:
-    """By the tensor's name and type: INT4 as AutoRound and GPTQ name it, FP8 as Qwen, FP4 as ModelOpt."""
-    name, part = f".{info.name}", info.name.rpartition(".")[2]
+    """By the tensor's name and type, with the tables of rules.yaml."""
+    name = f".{info.name}"
     if kind := next((kind for piece, kind in RULES["by_name"].items() if piece in name), None):
         return MTP_EXPERTS if kind == MTP and ".experts." in name else kind
     place = "experts" if ".experts." in name else "layers"
-    if part in INT4:
-        return f"INT4 {place}"
-    scale_of_fp4 = part in ("weight_scale_2", "input_scale") or (part == "weight_scale" and info.dtype in FP8)
-    if info.dtype == "U8" or (info.dtype in ("I8", "F8_E8M0") and ".experts." in name) or scale_of_fp4:
-        return f"FP4 {place}"
-    if info.dtype.startswith("F8") or part.startswith("weight_scale"):
-        return f"FP8 {place}"
-    return "32-bit layers" if place == "layers" and info.dtype in ("F32", "I32") else f"16-bit {place}"
+    facts = f"{place} {name.rpartition('.')[2]} {info.dtype}"
+    return next(f"{form} {place}" for pattern, form in RULES["by_type"].items() if fnmatchcase(facts, pattern))
 
 
-def held_bytes(info: TensorInfo, kind: str, settings: Settings) -> int:
+def loaded_bytes(info: TensorInfo, kind: str, settings: Settings) -> int:
     """An MTP drafter shares embeddings and LM head with the model (vLLM 0.32, v1/spec_decode/llm_base_proposer.py)."""
     if (kind in (MTP, MTP_EXPERTS) and not settings.draft_layers) or (kind == VISION and settings.text_only):
         return 0
@@ -129,4 +113,4 @@ def copied_bytes(info: TensorInfo, kind: str, settings: Settings) -> int:
     rows = info.shape[0]
     if settings.draft_bits == 4:
         return min(settings.draft_rows, rows) * (-(-info.shape[1] // 32) * 16 + 4)
-    return held_bytes(info, kind, settings) * min(settings.draft_rows, rows) // rows
+    return loaded_bytes(info, kind, settings) * min(settings.draft_rows, rows) // rows

@@ -9,8 +9,8 @@ from typing import Any
 
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
-from sparkpin.memory import estimates, inputs
-from sparkpin.memory.plan import MemoryPlan
+from sparkpin.memory import inputs
+from sparkpin.memory.plan import SPARK_FREE, SPARK_TOTAL, MemoryPlan, total
 from sparkpin.pins import manifests, schema, vllm_command
 from sparkpin.pins.schema import FlagValue
 from sparkpin.pins.vllm_flags import AUTO, set_flag
@@ -39,7 +39,7 @@ def plan_of(paths: Paths, recipe: schema.Recipe, flags: Mapping[str, FlagValue])
     """On the machine that the recipe's stack is for, without what it serves today: a recipe is made for longer."""
     stack, chain = manifests.load_stack(paths.project, recipe.stack), manifests.load_chain(paths.project, recipe.stage)
     machine = inputs.machine_for(stack)
-    system = estimates.SPARK_TOTAL - estimates.SPARK_FREE if stack.gpu else 0
+    system = SPARK_TOTAL - SPARK_FREE if stack.gpu else 0
     idle = replace(machine, free=machine.total - system)
     return inputs.read_inputs(paths, with_flags(recipe, flags), stack, chain).plan(idle)
 
@@ -52,16 +52,16 @@ def fit(paths: Paths, recipe: schema.Recipe) -> tuple[dict[str, FlagValue], list
     """
     flags: dict[str, Any] = {LENGTH: AUTO, SEQUENCES: FEW, SHARE: MOST}
     plan = plan_of(paths, recipe, flags)
-    total, free = plan.machine.total, plan.machine.free - plan.around
-    if 0 < (share := math.floor(free / total * 100) / 100) < MOST:
+    memory, free = plan.machine.total, plan.machine.free - total(plan.outside)
+    if 0 < (share := math.floor(free / memory * 100) / 100) < MOST:
         flags[SHARE] = share
         plan = plan_of(paths, recipe, flags)
     own, longest = plan.geometry.max_positions, plan.max_model_len
     fitting = plan.chosen.requests.get(longest, 0)
     length = own if longest == own else min(own, max(STEP, longest // STEP * STEP))
     flags |= {LENGTH: length, SEQUENCES: max(FEW, min(fitting, MANY))}
-    used = sum(line.span[1] for line in plan.inside) + plan.pool * min(1, flags[SEQUENCES] / max(1, fitting))
-    flags[SHARE] = min(flags[SHARE], math.ceil(used / total * 100) / 100)
+    used = sum(line.span[1] for line in plan.inside) + plan.pool_line.bytes * min(1, flags[SEQUENCES] / max(1, fitting))
+    flags[SHARE] = min(flags[SHARE], math.ceil(used / memory * 100) / 100)
     if plan.budget is None:  # the stack says how large the cache is, as on a CPU
         del flags[SHARE]
     final = plan_of(paths, recipe, flags)

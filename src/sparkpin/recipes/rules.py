@@ -15,7 +15,7 @@ from sparkpin.checkpoint.shapes import config_ahead
 from sparkpin.core.errors import WHOLE, ManifestError, SparkpinError, clipped, short
 from sparkpin.core.terminal import count
 from sparkpin.memory.division import HYBRID_PIPELINE, division_faults
-from sparkpin.memory.estimates import SPARK_TOTAL
+from sparkpin.memory.plan import SPARK_TOTAL
 from sparkpin.pins import manifests, schema, vllm_command
 from sparkpin.pins.drafters import SHORTS, method_faults, second_model, speculation
 from sparkpin.pins.mods import template_names

@@ -26,8 +26,8 @@ from sparkpin.smoke.server import Place
 SLACK = 2 * GIB
 """On top of the plan: what compiles, tokenizes and parses, which no plan counts."""
 GPU_PROCESSES = 20 * GIB
-"""Of a server, at most: what memory/estimates.py has outside of vLLM's budget, as its own and as a loader's buffers (5,
-8 and 5 GiB), and some slack."""
+"""Of a server, at most: what memory/rules.yaml has outside of vLLM's budget, as its own and as a loader's buffers (5, 8
+and 5 GiB), and some slack."""
 COMPILER = 8 * GIB
 """What one takes that compiles FlashInfer's kernels for SM120 (flashinfer-ai/flashinfer#3634)."""
 BESIDE_COMPILERS = 16 * GIB  # for the system and the server: flashinfer-ai/flashinfer#3899

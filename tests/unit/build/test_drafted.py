@@ -23,10 +23,9 @@ from sparkpin.checkpoint.shapes import load_shapes
 from sparkpin.checkpoint.steps import checkpoint_key
 from sparkpin.core.errors import CheckpointError, ManifestError
 from sparkpin.core.paths import Paths
-from sparkpin.memory.estimates import SPARK_FREE, SPARK_TOTAL
 from sparkpin.memory.geometry import read_geometry
 from sparkpin.memory.inputs import PlanInputs, read_inputs
-from sparkpin.memory.plan import Machine, make_plan
+from sparkpin.memory.plan import SPARK_FREE, SPARK_TOTAL, Machine, make_plan
 from sparkpin.memory.settings import read_settings
 from sparkpin.memory.weights import alike, weigh
 from sparkpin.pins import manifests

@@ -157,7 +157,7 @@ def test_an_mtp_layer_that_nobody_asked_vllm_about_is_unknown() -> None:
 
 def test_a_plan_without_a_cache_has_all_else() -> None:
     made = plan_of(config("BrandNewForCausalLM", "brand_new"))
-    assert made.inside[0].bytes == GIB and made.needed > 0.8 * SPARK.total and made.pool > 0
+    assert made.inside[0].bytes == GIB and made.needed > 0.8 * SPARK.total and made.pool_line.bytes > 0
     assert (made.fits, made.problems, made.requests, made.capacities) == (False, [], {}, ())
     value = json.loads(json.dumps(to_json(made)))
     assert value["fits"] is False and "brand_new" in value["unknown"] and value["capacities"] == []
@@ -222,6 +222,6 @@ def test_the_weights_that_an_owner_logged_of_glm_5_3_flash_on_two() -> None:
     every = shapes.all_tensors()
     infos = (TensorInfo(name, dtype, shape, 0, tensor_nbytes(dtype, shape)) for name, dtype, shape in every)
     rows = weigh(alike(infos, geometry.layers), geometry, settings)
-    assert sum(row.held for row in rows) / GIB == pytest.approx(88.89, rel=0.01)
+    assert sum(row.loaded for row in rows) / GIB == pytest.approx(88.89, rel=0.01)
     [draft] = [row for row in rows if row.kind == "MTP experts"]
-    assert (draft.tensors, draft.held) == (288 * 3, 0), "layer 45, which is loaded for MTP alone"
+    assert (draft.tensors, draft.loaded) == (288 * 3, 0), "layer 45, which is loaded for MTP alone"

@@ -32,13 +32,13 @@ from benchmarks.scripted_tiny import network
 from benchmarks.scripted_tiny.vocabulary import vocabulary
 from sparkpin.checkpoint.safetensors import TensorInfo, tensor_nbytes
 from sparkpin.checkpoint.shapes import load_shapes
-from sparkpin.core.errors import InputError, ManifestError
+from sparkpin.core.errors import ManifestError
 from sparkpin.core.terminal import gib
 from sparkpin.memory.architecture import Part
 from sparkpin.memory.cache import FORMATS, Cache, Layers, lay_out, slot_bytes
 from sparkpin.memory.geometry import read_geometry
-from sparkpin.memory.inputs import as_if, merged
-from sparkpin.memory.plan import Machine, make_plan
+from sparkpin.memory.inputs import merged
+from sparkpin.memory.plan import Machine, make_plan, total
 from sparkpin.memory.settings import GIB, read_settings
 from sparkpin.memory.text import log_line, notes, title, to_json
 from sparkpin.memory.weights import alike, weigh
@@ -260,12 +260,12 @@ def test_what_does_not_fit_comes_with_what_would() -> None:
     assert plan_122b(f"--gpu-memory-utilization 0.84 {SMALL}").fits
     given = plan_122b(f"{SHARE} {SMALL} --kv-cache-memory-bytes 60G")
     assert "--kv-cache-memory-bytes 60G of recipes/r.yaml" in given.hints[0]
-    most = (SPARK.free - given.fixed - given.around) / GIB
+    most = (SPARK.free - total(given.inside) - total(given.outside)) / GIB
     assert gib(int(most * GIB)) in given.hints[0]
     for pool, fits in ((most - 0.01, True), (most + 0.01, False)):
         assert plan_122b(f"{SHARE} {SMALL} --kv-cache-memory-bytes {int(pool * GIB)}").fits == fits
     small = plan_122b(SMALL, replace(SPARK, free=GIB))
-    assert len(small.hints) == 1 and gib(small.fixed + small.around) in small.hints[0]
+    assert len(small.hints) == 1 and gib(total(small.inside) + total(small.outside)) in small.hints[0]
     assert plan_122b(f"{SHARE} {SMALL}").hints == []
 
 
@@ -295,7 +295,7 @@ def test_a_config_that_the_plan_does_not_know_is_refused(changes: dict[str, Any]
 def test_weights_of_the_122b_by_kind() -> None:
     """62.71 GiB without the MTP layer; published, from vLLM's log: 62.65 GiB."""
     rows = weights_122b(loaded())
-    assert [(row.kind, row.tensors, row.held) for row in rows] == [
+    assert [(row.kind, row.tensors, row.loaded) for row in rows] == [
         ("INT4 experts", 110_592, 60_246_982_656),
         ("INT4 layers", 684, 2_145_024_000),
         ("16-bit layers", 433, 985_913_856),
@@ -307,29 +307,29 @@ def test_weights_of_the_122b_by_kind() -> None:
         ("vision tower", 333, 902_581_728),
     ]
     assert sum(row.tensors for row in rows) == 112_901
-    assert sum(row.held for row in rows) / GIB == pytest.approx(62.71, abs=0.005)
+    assert sum(row.loaded for row in rows) / GIB == pytest.approx(62.71, abs=0.005)
 
 
 def test_weights_with_drafter_and_int8_head_and_on_a_cpu() -> None:
     loading = loaded(draft_layers=1, text_only=True, int8_head=True, platform="cpu")
-    held = {row.kind: row.held for row in weights_122b(loading)}
-    assert held["MTP layer"] + held["MTP experts"] == 5_047_358_464
-    assert held["vision tower"] == 0
-    assert held["LM head"] == 248_320 * 3072 + 2 * (248_320 + 3072)
-    assert held["INT4 experts"] == 48 * 256 * 3 * 1024 * 3072 * 2
+    sizes = {row.kind: row.loaded for row in weights_122b(loading)}
+    assert sizes["MTP layer"] + sizes["MTP experts"] == 5_047_358_464
+    assert sizes["vision tower"] == 0
+    assert sizes["LM head"] == 248_320 * 3072 + 2 * (248_320 + 3072)
+    assert sizes["INT4 experts"] == 48 * 256 * 3 * 1024 * 3072 * 2
 
 
 def test_what_two_nodes_hold_of_the_weights() -> None:
     """Halves, but routers, norms, the shared expert's gate and, on CUDA, in_proj_a and in_proj_b, which are whole."""
     loading = loaded(draft_layers=1, text_only=True)
-    one = {row.kind: row.held for row in weights_122b(loading)}
-    two = {row.kind: row.held for row in weights_122b(replace(loading, ranks=2))}
+    one = {row.kind: row.loaded for row in weights_122b(loading)}
+    two = {row.kind: row.loaded for row in weights_122b(replace(loading, ranks=2))}
     for kind in ("INT4 experts", "MTP experts", "embeddings", "LM head"):
         assert two[kind] == one[kind] / 2
     router, norms = 256 * 3072 * 2, 2 * 3072 * 2
     mtp = router + norms + 3072 * 2 + 3 * 3072 * 2 + 2 * 256 * 2  # the gate, three norms of MTP's own, those of q and k
     assert two["MTP layer"] == (one["MTP layer"] - mtp) / 2 + mtp
-    on_cpu = {row.kind: row.held for row in weights_122b(replace(loading, ranks=2, platform="cpu"))}
+    on_cpu = {row.kind: row.loaded for row in weights_122b(replace(loading, ranks=2, platform="cpu"))}
     gates = 36 * 2 * (64 * 3072 // 2 + 64 * 24 * 2 + 64 * 24 // 2)  # codes, scales, zeros of in_proj_a and in_proj_b
     assert on_cpu["INT4 layers"] == one["INT4 layers"] / 2
     assert two["INT4 layers"] == (one["INT4 layers"] - gates) / 2 + gates
@@ -341,22 +341,9 @@ def test_a_plan_for_two_nodes_is_that_of_each() -> None:
     assert lines["NCCL's buffers"] and "NCCL's buffers" not in {line.what for line in one.lines}
     assert two.needed == one.needed + lines["NCCL's buffers"]  # the budget is a share of all memory
     assert two.left == SPARK.free - two.needed
-    assert two.pool > one.pool + 0.99 * sum(row.held for row in two.weights)
+    assert two.pool_line.bytes > one.pool_line.bytes + 0.99 * sum(row.loaded for row in two.weights)
     assert "each of 2 machines" in next(title(two, "r", "v2"))
     assert to_json(two)["settings"]["ranks"] == 2
-
-
-def test_as_if_a_command_were_for_so_many_nodes() -> None:
-    argv = ["vllm", "serve", "/model", "--distributed-executor-backend", "uni"]
-    for nodes in (2, 4):
-        words, env = as_if(argv, {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}, nodes, gpu=True)
-        settings = settings_of(geometry_122b(), " ".join(words[3:]))
-        assert (settings.ranks, env) == (nodes, {})
-        argv = words
-    alone = settings_of(geometry_122b(), " ".join(as_if(argv, {}, 1, gpu=True)[0][3:]))
-    assert alone.ranks == 1
-    with pytest.raises(InputError):
-        as_if(argv, {}, 0, gpu=True)
 
 
 def test_weights_with_a_head_in_4_bits_to_draft_with() -> None:
@@ -364,20 +351,20 @@ def test_weights_with_a_head_in_4_bits_to_draft_with() -> None:
     loading = loaded(draft_layers=1, text_only=True, int8_head=True, draft_rows=248_320, draft_bits=4)
     whole = 248_320 * 3072 + 2 * (248_320 + 3072)
     [head] = [row for row in weights_122b(loading) if row.kind == "LM head"]
-    assert head.held == whole + 248_320 * (3072 // 2 + 4)
+    assert head.loaded == whole + 248_320 * (3072 // 2 + 4)
     for rows in (248_320, 32_768):
         on_cpu = weights_122b(replace(loading, platform="cpu", draft_rows=rows, draft_bits=8))
         [head] = [row for row in on_cpu if row.kind == "LM head"]
-        assert head.held == whole + whole * rows // 248_320
+        assert head.loaded == whole + whole * rows // 248_320
 
 
 def test_a_plan_adds_up_to_the_budget() -> None:
     made = plan_122b("--max-model-len 262144 --gpu-memory-utilization 0.84 --max-num-batched-tokens 8192")
     assert made.budget == math.ceil(0.84 * SPARK.total)
-    assert made.fixed + made.pool == made.budget == made.needed - made.around
+    assert total(made.inside) + made.pool_line.bytes == made.budget == made.needed - total(made.outside)
     assert made.fits and made.left < GIB
     span = made.pool_line.span
-    assert span and span[0] < made.pool < span[1]
+    assert span and span[0] < made.pool_line.bytes < span[1]
     assert f"{made.chosen.tokens:,} tokens, Maximum concurrency for 262,144 " in log_line(made)
     assert [capacity.cache.cache_dtype for capacity in made.capacities] == list(FORMATS)
 
@@ -414,7 +401,7 @@ def test_public_logs_of_a_gb10(model: str, flags: str, weights: float, pool: flo
     settings = settings_of(geometry, flags, "cuda")
     rows = weigh(tensors_of(model), geometry, settings)
     made = make_plan(geometry, settings, rows, SPARK)
-    assert made.pool / GIB == pytest.approx(pool, rel=near)
+    assert made.pool_line.bytes / GIB == pytest.approx(pool, rel=near)
     assert made.pool_line.span and made.pool_line.span[0] < pool * GIB < made.pool_line.span[1]
     assert made.inside[0].bytes / GIB == pytest.approx(weights, rel=0.05)
 
@@ -434,8 +421,8 @@ def test_a_pool_that_does_not_hold_one_request_names_the_length_that_it_holds() 
 def test_a_gpus_share_must_be_free_even_if_the_pool_is_given() -> None:
     """gpu_worker.py of vLLM 0.32 asks for it before it looks at --kv-cache-memory-bytes."""
     made = plan_122b(f"--kv-cache-memory-bytes 16G --gpu-memory-utilization 0.95 {SMALL}")
-    assert made.pool == 16 * GIB
-    assert not made.fits and made.needed == math.ceil(0.95 * SPARK.total) + made.around
+    assert made.pool_line.bytes == 16 * GIB
+    assert not made.fits and made.needed == math.ceil(0.95 * SPARK.total) + total(made.outside)
 
 
 def test_the_plan_as_json() -> None:
@@ -451,7 +438,7 @@ def test_the_plan_as_json() -> None:
 def test_a_plan_that_does_not_fit_says_why() -> None:
     """The budget holds no cache, and it is more than what is free."""
     made = plan_122b("--gpu-memory-utilization 0.9", Machine(64 * GIB, 60 * GIB, "a small machine", "flag"))
-    assert not made.fits and made.pool == 0 and len(made.problems) == 2
+    assert not made.fits and made.pool_line.bytes == 0 and len(made.problems) == 2
 
 
 def test_layer_types_may_be_given_as_an_interval() -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from checkout_here import CheckoutHere
 
+from sparkpin.cli.machine import planned_machine, read_size
 from sparkpin.core.errors import InputError
 from sparkpin.host.machine import read_host
-from sparkpin.memory.estimates import SPARK_FREE, SPARK_TOTAL
-from sparkpin.memory.inputs import has_wide_state, machine_for, parse_size
+from sparkpin.memory.inputs import has_wide_state
+from sparkpin.memory.plan import SPARK_FREE, SPARK_TOTAL
 from sparkpin.pins.manifests import load_stack
 
 
@@ -74,6 +75,12 @@ def test_what_a_step_reads_and_the_speed_that_this_allows(copy: CheckoutHere) ->
     assert cpu["ceilings"]["1000"] is cpu["bandwidth"] is None, "nobody stated this machine's"
 
 
+def test_a_plan_for_another_number_of_machines(copy: CheckoutHere) -> None:
+    for nodes in (1, 2):
+        plan = json.loads(copy.done("plan", "--recipe", "scripted-pair", "--nodes", str(nodes), "--json"))
+        assert plan["settings"]["ranks"] == nodes
+
+
 def test_wrong_options_are_one_clear_error(copy: CheckoutHere) -> None:
     for arguments in (
         ("--memory", "much"),
@@ -88,14 +95,14 @@ def test_wrong_options_are_one_clear_error(copy: CheckoutHere) -> None:
 
 
 def test_sizes() -> None:
-    assert parse_size("memory", "128GB") == 128 * 10**9
-    assert parse_size("memory", "119.25 GiB") == 477 * 2**28
+    assert read_size("memory", "128GB") == 128 * 10**9
+    assert read_size("memory", "119.25 GiB") == 477 * 2**28
 
 
 @pytest.mark.parametrize("text", ["", "128", "0GB", "-1GB"])
 def test_no_sizes(text: str) -> None:
     with pytest.raises(InputError):
-        parse_size("free", text)
+        read_size("free", text)
 
 
 def test_the_machine(project: Path) -> None:
@@ -103,16 +110,16 @@ def test_the_machine(project: Path) -> None:
     cpu = load_stack(project, "cpu")
     spark = cpu.model_copy(update={"platform": "linux/arm64"})
     here, there = (cpu, spark) if read_host().arch == "x86_64" else (spark, cpu)
-    measured = machine_for(here, "", "")
+    measured = planned_machine(here, "", "")
     assert (measured.total, measured.how) == (read_host().memory_total, "measured")
     assert 0 < measured.free <= measured.total
-    given = machine_for(here, "", "1GiB")
+    given = planned_machine(here, "", "1GiB")
     assert (given.free, given.how) == (1 << 30, "measured")
     with pytest.raises(InputError, match="--free"):
-        machine_for(here, "", "1024TiB")
-    assert (machine_for(here, "8GiB", "").total, machine_for(here, "8GiB", "7GiB").free) == (8 << 30, 7 << 30)
+        planned_machine(here, "", "1024TiB")
+    assert (planned_machine(here, "8GiB", "").total, planned_machine(here, "8GiB", "7GiB").free) == (8 << 30, 7 << 30)
     if there is spark:
-        planned = machine_for(spark, "", "")
+        planned = planned_machine(spark, "", "")
         assert (planned.total, planned.free, planned.how) == (SPARK_TOTAL, SPARK_FREE, "estimate")
 
 

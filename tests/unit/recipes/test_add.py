@@ -25,7 +25,7 @@ from sparkpin.core.errors import InputError, ManifestError, NetworkError, Sparkp
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import transfer
 from sparkpin.memory import inputs
-from sparkpin.memory.estimates import SPARK_TOTAL
+from sparkpin.memory.plan import SPARK_TOTAL
 from sparkpin.pins import drafters, manifests
 from sparkpin.pins.schema import Recipe
 from sparkpin.pins.vllm_command import family_of, own_argv

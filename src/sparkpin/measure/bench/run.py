@@ -24,8 +24,8 @@ from sparkpin.measure.bench.plan import BenchPlan, make_plan
 from sparkpin.measure.bench.record import BenchRecord, CellResult, Comparison, Conditions, Ratio
 from sparkpin.measure.own_server import REQUEST_SECONDS, own_server
 from sparkpin.measure.statistics import paired_interval
-from sparkpin.memory.estimates import SPARK_BANDWIDTH
 from sparkpin.memory.inputs import read_inputs
+from sparkpin.memory.plan import SPARK_BANDWIDTH
 from sparkpin.pins import manifests
 from sparkpin.pins.vllm_flags import served_name
 from sparkpin.releases.kept_inputs import project_of
