@@ -14,9 +14,8 @@ from sparkpin.checkpoint.shapes import load_shapes
 from sparkpin.core.paths import project_folder
 from sparkpin.memory.decode import DecodeModel
 from sparkpin.memory.geometry import read_geometry
-from sparkpin.memory.inputs import PlanInputs
 from sparkpin.memory.settings import read_settings
-from sparkpin.memory.weights import alike
+from sparkpin.memory.weights import alike, weigh
 from sparkpin.pins.vllm_flags import Flags
 
 BASE, DONOR = "Intel/Qwen3.5-122B-A10B-int4-AutoRound", "Qwen/Qwen3.5-122B-A10B-FP8"
@@ -51,7 +50,8 @@ def decode_of(figure: Figure) -> DecodeModel:
     argv = ["vllm", "serve", "/model", *figure.flags]
     mods = {"draft-vocabulary"} | ({"int8-lm-head"} if figure.int8 else set())
     settings = read_settings(Flags(argv, figure.stage, {}), {}, "cuda", GEOMETRY, mods=mods)
-    return PlanInputs(GEOMETRY, settings, alike(tensors(figure), GEOMETRY.layers), symmetric=True).decode
+    weights = weigh(alike(tensors(figure), GEOMETRY.layers), GEOMETRY, settings, symmetric=True)
+    return DecodeModel(GEOMETRY, settings, weights)
 
 
 def tensors(figure: Figure) -> Iterator[TensorInfo]:

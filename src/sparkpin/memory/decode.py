@@ -13,7 +13,7 @@ from sparkpin.memory.architecture import UnknownCacheError
 from sparkpin.memory.cache import Cache, lay_out
 from sparkpin.memory.geometry import Geometry
 from sparkpin.memory.settings import Settings
-from sparkpin.memory.weights import DRAFTER, EMBEDDINGS, HEAD, MTP, MTP_EXPERTS, TABLES, VISION
+from sparkpin.memory.weights import DRAFTER, EMBEDDINGS, HEAD, MTP, MTP_EXPERTS, TABLES, VISION, WeightKind
 from sparkpin.pins.schema import PublishedSpeed
 
 SHORT = 1000  # tokens in the cache, about, with the prompts of published figures
@@ -52,16 +52,13 @@ class DecodeStep:
 
 @dataclass(frozen=True, slots=True)
 class DecodeModel:
-    """What a step's bytes follow from, of one of the tensor-parallel ranks.
-
-    weights: bytes that a pass reads, by kind; of those of experts it reads those that it reaches. shares_head: a second
-    model drafts with the LM head of the first.
-    """
+    """What a step's bytes follow from, of one of the tensor-parallel ranks. shares_head: a second model drafts with the
+    LM head of the first."""
 
     geometry: Geometry
     settings: Settings
-    weights: Mapping[str, int]
-    shares_head: bool
+    weights: Sequence[WeightKind]
+    shares_head: bool = False
 
     def step(self, context: int, *, same_experts: bool = False) -> DecodeStep:
         """context: tokens in the cache. same_experts: all tokens of the step reach the experts that one of them
@@ -75,14 +72,16 @@ class DecodeModel:
         return DecodeStep(tuple(read for read in reads if read.bytes), self.settings.draft_tokens, unknown)
 
     def weight_reads(self, tokens: int) -> Iterator[Read]:
-        """tokens: of the pass that checks, each with experts of its own."""
+        """Of experts those that a pass reaches. tokens: of the pass that checks, each with experts of its own."""
+        sizes = {row.kind: row.read for row in self.weights}
+        sizes.setdefault(HEAD, sizes.get(EMBEDDINGS, 0))  # tied: the head is the embedding matrix
         experts, active = (max(1, size) for size in (self.geometry.experts, self.geometry.experts_per_token))
         drafted = self.settings.draft_tokens
         reached = distinct(experts, active, tokens)
         times = {MTP: drafted, DRAFTER: self.settings.draft_passes}
-        for kind, size in self.weights.items():
+        for kind, size in sizes.items():
             if kind == HEAD:
-                yield from self.head_reads()
+                yield from self.head_reads(size)
             elif kind == MTP_EXPERTS:
                 # The first pass takes all tokens that were checked, each other one a single token.
                 yield Read(kind, size / experts, reached + (drafted - 1) * active)
@@ -91,9 +90,9 @@ class DecodeModel:
             elif kind not in (EMBEDDINGS, TABLES, VISION):  # some rows for each token, and what is read with an image
                 yield Read(kind, size, times.get(kind, 1))
 
-    def head_reads(self) -> Iterator[Read]:
+    def head_reads(self, size: int) -> Iterator[Read]:
         """Once to check; then once a draft, of the rows and in the form that drafting has."""
-        size, settings, rows = self.weights[HEAD], self.settings, self.settings.draft_rows
+        settings, rows = self.settings, self.settings.draft_rows
         passes = settings.draft_tokens if settings.draft_layers else settings.draft_passes * self.shares_head
         yield Read(HEAD, size, 1 if rows else 1 + passes)
         share = min(1.0, rows / self.geometry.vocabulary)

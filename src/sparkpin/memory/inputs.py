@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,44 +10,27 @@ from typing import Any
 from sparkpin.checkpoint import plan as checkpoints
 from sparkpin.checkpoint import shapes
 from sparkpin.checkpoint.repository import CONFIG, header_of, read_json
-from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.checkpoint.steps import checkpoint_steps, used_repositories
 from sparkpin.core.names import MACHINES
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import model
 from sparkpin.host import machine as host
 from sparkpin.memory.decode import SHORT, DecodeModel, Speed
-from sparkpin.memory.geometry import Geometry, read_geometry, text_of
+from sparkpin.memory.geometry import read_geometry, text_of
 from sparkpin.memory.plan import SPARK_BANDWIDTH, SPARK_FREE, SPARK_TOTAL, Machine, MemoryPlan, make_plan
-from sparkpin.memory.settings import Platform, Settings, read_settings
-from sparkpin.memory.weights import DRAFTER, EMBEDDINGS, HEAD, WeightKind, alike, weigh
+from sparkpin.memory.settings import Platform, read_settings
+from sparkpin.memory.weights import DRAFTER, alike, weigh
 from sparkpin.pins import manifests, schema, vllm_command, vllm_flags
 from sparkpin.pins import nodes as placement
 
 SPARK = "linux/arm64"
 
 
-@dataclass(frozen=True)
-class PlanInputs:
-    """What headers, config and flags say of a recipe. tensors, symmetric: see `weigh`. notes: where it is not from
-    headers."""
+@dataclass(frozen=True, slots=True)
+class PlanInputs(DecodeModel):
+    """What headers, config and flags say of a recipe. notes: where it is not from headers."""
 
-    geometry: Geometry
-    settings: Settings
-    tensors: Mapping[TensorInfo, int]
-    symmetric: bool
     notes: tuple[str, ...] = ()
-
-    @functools.cached_property
-    def weights(self) -> list[WeightKind]:
-        return weigh(self.tensors, self.geometry, self.settings, symmetric=self.symmetric)
-
-    @property
-    def decode(self) -> DecodeModel:
-        reads = {row.kind: row.read for row in self.weights}
-        reads.setdefault(HEAD, reads.get(EMBEDDINGS, 0))  # tied: the head is the embedding matrix
-        has_head = any(info.name.endswith("/lm_head.weight") for info in self.tensors)
-        return DecodeModel(self.geometry, self.settings, reads, self.settings.drafter is not None and not has_head)
 
     def plan(self, machine: Machine) -> MemoryPlan:
         """Of a recipe for several machines that of each: `needed` and `left` are bytes of one."""
@@ -87,8 +69,10 @@ def read_inputs(
     mods = {mod for part in chain for mod in part.mods}
     settings = read_settings(flags, env, platform, geometry, wide_state=has_wide_state(), drafter=drafter, mods=mods)
     symmetric = (config.get("quantization_config") or {}).get("sym") is True
+    weights = weigh(alike(tensors, geometry.layers), geometry, settings, symmetric=symmetric)
+    shares_head = settings.drafter is not None and not any(one.name.endswith("/lm_head.weight") for one in tensors)
     notes = (*yarn_notes(config), *(shapes.notes(pin, ahead) if ahead else ()))
-    return PlanInputs(geometry, settings, alike(tensors, geometry.layers), symmetric, notes)
+    return PlanInputs(geometry, settings, weights, shares_head, notes)
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,7 +106,7 @@ def speed_of(
     accepted = drafter.drafts.accepted if drafter and drafter.drafts else of_mtp
     on_sparks = settings.ranks == recipe.nodes and bandwidth == SPARK_BANDWIDTH
     figures = [one for one in published.speeds if on_sparks and (one.recipe, one.stage) == (recipe.name, stage)]
-    steps = {length: inputs.decode.step(length) for length in (SHORT, *lengths) if length >= SHORT}
+    steps = {length: inputs.step(length) for length in (SHORT, *lengths) if length >= SHORT}
     return Speed(steps, bandwidth, accepted, figures)
 
 

@@ -25,7 +25,7 @@ from sparkpin.core.errors import CheckpointError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.memory.geometry import read_geometry
 from sparkpin.memory.inputs import PlanInputs, read_inputs
-from sparkpin.memory.plan import SPARK_FREE, SPARK_TOTAL, Machine, make_plan
+from sparkpin.memory.plan import SPARK_FREE, SPARK_TOTAL, Machine
 from sparkpin.memory.settings import read_settings
 from sparkpin.memory.weights import alike, weigh
 from sparkpin.pins import manifests
@@ -115,7 +115,8 @@ def dflash(*flags: tuple[str, FlagValue]) -> PlanInputs:
     listed = shapes.listing(DRAFTER)
     own = (info for file in listed.headers for info in header_of(listed, file).tensors.values())
     every = (*tensors(Figure("v2-drafter")), *(info._replace(name=f"{DRAFTER}/{info.name}") for info in own))
-    return PlanInputs(GEOMETRY, settings, alike(every, GEOMETRY.layers), True)
+    weights = weigh(alike(every, GEOMETRY.layers), GEOMETRY, settings, symmetric=True)
+    return PlanInputs(GEOMETRY, settings, weights, shares_head=True)
 
 
 def test_the_plan_is_what_vllm_logged_with_a_drafter_of_the_model_s_own_geometry(
@@ -125,23 +126,16 @@ def test_the_plan_is_what_vllm_logged_with_a_drafter_of_the_model_s_own_geometry
     2,048 tokens per request: 195.00x`."""
     monkeypatch.setattr("sparkpin.memory.inputs.has_wide_state", lambda: False)
     found = known()
-    weights = weigh(found.tensors, found.geometry, found.settings)
-    made = make_plan(found.geometry, found.settings, weights, Machine(1 << 34, 1 << 34, "a test", "flag"))
+    made = found.plan(Machine(1 << 34, 1 << 34, "a test", "flag"))
     assert (made.chosen.tokens, made.chosen.concurrency) == (399_360, 195.0)
-    assert [(row.kind, row.tensors) for row in weights if row.kind == DRAFTER] == [(DRAFTER, 14)]
+    assert [(row.kind, row.tensors) for row in found.weights if row.kind == DRAFTER] == [(DRAFTER, 14)]
 
 
 def test_a_drafter_of_other_geometry_has_groups_of_its_own() -> None:
     """The 122B with DFlash: keys and values of a token take 4,096 bytes of each of 6 layers, and 2,048 of the model's
     12, whose blocks become twice as long."""
     found = dflash()
-    made = make_plan(
-        found.geometry,
-        found.settings,
-        weigh(found.tensors, found.geometry, found.settings),
-        Machine(130 << 30, 118 << 30, "a test", "flag"),
-    )
-    cache = made.chosen.cache
+    cache = found.plan(Machine(130 << 30, 118 << 30, "a test", "flag")).chosen.cache
     assert [group.layers for group in cache.groups] == [6] * 9
     sizes = {group.first.part.of: group.first.block_size for group in cache.groups if group.first.part.kind == "full"}
     size = sizes["model"]
@@ -177,10 +171,8 @@ def test_what_owners_logged_with_a_drafter_is_in_the_range(
 
 
 def test_a_step_reads_a_drafter_as_often_as_it_runs() -> None:
-    one_by_one, at_once = (
-        {read.what: read.times for read in found.decode.step(1000).reads} for found in (known(), dflash())
-    )
+    one_by_one, at_once = ({read.what: read.times for read in found.step(1000).reads} for found in (known(), dflash()))
     assert (one_by_one["drafter"], one_by_one["LM head"], one_by_one["KV cache of the drafter"]) == (3, 1, 3)
     assert (at_once["drafter"], at_once["LM head"], at_once["KV cache of the drafter"]) == (1, 2, 1)
     assert at_once["INT4 experts"] == pytest.approx(86.57, abs=0.01)
-    assert dflash().decode.step(1000).ceiling(273e9, 0.45) == pytest.approx(61.7, abs=0.1)
+    assert dflash().step(1000).ceiling(273e9, 0.45) == pytest.approx(61.7, abs=0.1)

@@ -117,7 +117,7 @@ def test_no_value_of_a_config_is_a_traceback(name: str) -> None:
             changed = of | {"text_config": changed} if "text_config" in of else changed
             with contextlib.suppress(ManifestError):
                 made = plan_of(changed, flags)
-                DecodeModel(made.geometry, made.settings, {"LM head": 1}, False).step(1000)
+                DecodeModel(made.geometry, made.settings, WEIGHTS).step(1000)
                 list(yarn_notes(changed))
                 assert made.unknown or made.chosen.cache.block_bytes > 0
 
@@ -177,7 +177,7 @@ def test_machines_that_share_an_unknown_model_are_unchecked_and_a_note_says_so()
 
 def test_the_ceiling_of_an_unknown_cache_is_that_of_the_weights() -> None:
     made = plan_of(config("BrandNewForCausalLM", "brand_new"))
-    step = DecodeModel(made.geometry, made.settings, {"16-bit layers": GIB, "LM head": 0}, False).step(1000)
+    step = DecodeModel(made.geometry, made.settings, WEIGHTS).step(1000)
     assert step.bytes == GIB and "brand_new" in step.unknown
     text = "\n".join(speed_lines(Speed({1000: step}, 273e9, None, ()), 1))
     assert "weights alone" in text and "in the cache" not in text
@@ -199,7 +199,7 @@ def test_the_ceiling_of_an_unknown_cache_is_that_of_the_weights() -> None:
 )
 def test_a_pass_of_an_mtp_layer_reads_what_a_layer_of_the_model_does(name: str, tokens: int, read: float) -> None:
     made = plan_of(SAMPLES[name][0], f"{MTP2} --kv-cache-dtype fp8")
-    step = DecodeModel(made.geometry, made.settings, {"LM head": 0}, False).step(tokens)
+    step = DecodeModel(made.geometry, made.settings, WEIGHTS).step(tokens)
     of_mtp = [one for one in step.reads if one.what == "KV cache of the MTP layer"]
     assert {one.times for one in of_mtp} == {2} and sum(one.size for one in of_mtp) == read
 

@@ -169,7 +169,7 @@ def ceiling_of(paths: Paths, release: Release, rows: Sequence[CellResult]) -> fl
             recipe = manifests.load_recipe(project, release.recipe)
             stack = manifests.load_stack(project, release.stack)
             chain = manifests.load_chain(project, release.stage)
-            step = read_inputs(replace(paths, project=project), recipe, stack, chain).decode.step(context)
+            step = read_inputs(replace(paths, project=project), recipe, stack, chain).step(context)
         if step.unknown:
             say(f"the ceiling counts the weights alone: {step.unknown}")
         return step.ceiling(SPARK_BANDWIDTH, accepted / drafted if drafted else 0.0)
