@@ -123,7 +123,7 @@ def read_architecture(text: Mapping[str, Any], *, drafter: bool = False) -> Arch
             if not isinstance(ids := find(key) or [], list):
                 raise UnknownCacheError(f"config.json has no list {key}")
             for layer in ids:
-                word = words[layer] if type(layer) is int and layer in range(len(words)) else None
+                word = words[layer] if type(layer) is int and layer in range(len(words)) else "not in the model"
                 names += parts_of(parts_by_word, word)
         parts = tuple(read_part(name, count, size) for name, count in Counter(names).items())
         letters = str(find(row.get("mtp_list", "")) or "")  # one for each MTP layer
@@ -163,7 +163,7 @@ def layer_words(row: Mapping[str, Any], find: Callable[[str], Any], size: Callab
     return words[: max(0, layers - size(row.get("shared", 0), 0))]
 
 
-def parts_of(words: Mapping[str, Sequence[str]], word: str | None) -> Sequence[str]:
+def parts_of(words: Mapping[str, Sequence[str]], word: str) -> Sequence[str]:
     if word not in words:
         raise UnknownCacheError(f"no rule for layers that are {word}")
     return words[word]

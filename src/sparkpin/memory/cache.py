@@ -199,7 +199,7 @@ def block_size(geometry: Geometry, settings: Settings, main: Part, parts: Sequen
     platform's, and always a multiple of what the kernel takes.
     """
     kernels = RULES["packed_block" if settings.cache_dtype in PACKED else "kernel_block"]
-    kernel = max(kernels[settings.platform], geometry.architecture.block)
+    kernel: int = max(kernels[settings.platform], geometry.architecture.block)
     asked = settings.block_size or max(RULES["block"][settings.platform], kernel)
     states = [part for part in parts if part.kind == "state"]
     if not states:

@@ -145,7 +145,7 @@ class MemoryPlan:
         """What would fit into the free memory."""
         outside, found = total(self.outside), list[str]()
         most = self.machine.free - outside - total(self.inside)  # of the pool
-        if self.left < 0 and most < 0:
+        if most < 0:
             least = gib(self.machine.free - most)
             return [f"without any cache it needs {least}: more memory, a smaller model or fewer tokens a step"]
         if self.budget is not None and self.budget + outside > self.machine.free:

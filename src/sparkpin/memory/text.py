@@ -23,13 +23,13 @@ def title(plan: MemoryPlan, recipe: str, stage: str) -> Iterator[str]:
 
 def tables(plan: MemoryPlan) -> Iterator[tuple[Row, list[Row]]]:
     """Columns and rows of memory, of weights and, where it is known, of the cache in each format."""
-    memory = [(line.what, gib(line.bytes), span_of(line), line.how, line.note) for line in plan.lines]
+    memory: list[Row] = [(line.what, gib(line.bytes), span_of(line), line.how, line.note) for line in plan.lines]
     memory.append(("needed", gib(plan.needed), "", "", f"of {gib(plan.machine.free)} that are free"))
     if plan.budget is not None:
         share = f"--gpu-memory-utilization {plan.settings.utilization:g}"
         memory.append(("budget", gib(plan.budget), "", "flag", share))
     yield ("what", "size", "range", "known from", "note"), memory
-    weights = [(one.kind, f"{one.tensors:,}", gib(one.stored), gib(one.loaded)) for one in plan.weights]
+    weights: list[Row] = [(one.kind, f"{one.tensors:,}", gib(one.stored), gib(one.loaded)) for one in plan.weights]
     yield ("weights", "count", "in the checkpoint", "in memory"), weights
     if plan.capacities:
         columns = ("cache, the recipe's first", "block", "bytes a token", "tokens", "concurrency")

@@ -47,16 +47,15 @@ def weigh(
 ) -> list[WeightKind]:
     """A checkpoint's tensors (see `alike`) by kind. symmetric: INT4 codes have no zero points of their own, so that
     kernels leave `qzeros` unread. A second model's experts are all read, and its embeddings not at all."""
-    counts: dict[str, list[int]] = {}
+    rows: dict[str, list[tuple[int, int, int, int]]] = {}
     for info, count in tensors.items():
         kind, parts = kind_of(info), parts_of(info, geometry, settings)
-        loaded, row = loaded_bytes(info, kind, settings), counts.setdefault(kind, [0, 0, 0, 0])
+        loaded = loaded_bytes(info, kind, settings)
         is_unread = symmetric and info.name.endswith((".qzeros", ".g_idx"))
         read = 0 if is_unread or (kind == DRAFTER and "embed_tokens" in info.name) else -(-loaded // parts)
-        loaded += copied_bytes(info, kind, settings)
-        for at, more in enumerate((1, info.nbytes, -(-loaded // parts), read)):
-            row[at] += count * more
-    return [WeightKind(kind, *counts[kind]) for kind in RULES["weights"] if kind in counts]
+        loaded = -(-(loaded + copied_bytes(info, kind, settings)) // parts)
+        rows.setdefault(kind, []).append((count, count * info.nbytes, count * loaded, count * read))
+    return [WeightKind(kind, *map(sum, zip(*rows[kind], strict=True))) for kind in RULES["weights"] if kind in rows]
 
 
 def parts_of(info: TensorInfo, geometry: Geometry, settings: Settings) -> int:
