@@ -114,10 +114,9 @@ def read_architecture(text: Mapping[str, Any], *, drafter: bool = False) -> Arch
         return value
 
     try:
-        words = [
-            "full_attention" if drafter and word == "sliding_attention" else str(word)
-            for word in layer_words(row, find, size)
-        ]
+        words = layer_words(row, find, size)
+        if drafter:
+            words = ["full_attention" if word == "sliding_attention" else word for word in words]
         names = [name for word in words for name in parts_of(row["words"], word)]
         for key, parts_by_word in row.get("each", {}).items():
             if not isinstance(ids := find(key) or [], list):
@@ -149,7 +148,7 @@ def read_part(name: str, layers: int, size: Callable[[Any], int]) -> Part:
     return Part(name, layers, **values)
 
 
-def layer_words(row: Mapping[str, Any], find: Callable[[str], Any], size: Callable[..., int]) -> Sequence[Any]:
+def layer_words(row: Mapping[str, Any], find: Callable[[str], Any], size: Callable[..., int]) -> list[str]:
     """The model's word for each of its layers that stores something itself."""
     layers = size("num_hidden_layers")
     words, every = find(row.get("list", "layer_types")), row.get("every")
@@ -160,7 +159,7 @@ def layer_words(row: Mapping[str, Any], find: Callable[[str], Any], size: Callab
         words = [word if layer % period == offset else every["other"] for layer in range(layers)]
     if not isinstance(words, Sequence) or len(words) < layers:
         raise UnknownCacheError(f"config.json has no word for each of its {layers} layers")
-    return words[: max(0, layers - size(row.get("shared", 0), 0))]
+    return [str(word) for word in words[: max(0, layers - size(row.get("shared", 0), 0))]]
 
 
 def parts_of(words: Mapping[str, Sequence[str]], word: str) -> Sequence[str]:

@@ -78,15 +78,14 @@ class DecodeModel:
         experts, active = (max(1, size) for size in (self.geometry.experts, self.geometry.experts_per_token))
         drafted = self.settings.draft_tokens
         reached = distinct(experts, active, tokens)
-        times = {MTP: drafted, DRAFTER: self.settings.draft_passes}
+        # The MTP layer's first pass takes all tokens that were checked, each other one a single token.
+        of_mtp = reached + (drafted - 1) * active
+        times = {MTP: drafted, MTP_EXPERTS: of_mtp, DRAFTER: self.settings.draft_passes}
         for kind, size in sizes.items():
             if kind == HEAD:
                 yield from self.head_reads(size)
-            elif kind == MTP_EXPERTS:
-                # The first pass takes all tokens that were checked, each other one a single token.
-                yield Read(kind, size / experts, reached + (drafted - 1) * active)
             elif kind.endswith("experts"):
-                yield Read(kind, size / experts, reached)
+                yield Read(kind, size / experts, times.get(kind, reached))
             elif kind not in (EMBEDDINGS, TABLES, VISION):  # some rows for each token, and what is read with an image
                 yield Read(kind, size, times.get(kind, 1))
 
