@@ -145,7 +145,8 @@ def planned_machine(stack: schema.Stack, memory: str = "", free: str = "") -> Ma
 
 
 def read_size(option: str, text: str) -> int:
+    """Bytes; less than a MiB was meant to have another unit."""
     with contextlib.suppress(ValidationError):
-        if (size := TypeAdapter(ByteSize).validate_python(text.strip())) >= 1 << 20:  # less lacks another unit
+        if (size := TypeAdapter(ByteSize).validate_python(text.strip())) >= 1 << 20:
             return size
     raise InputError(f"--{option}: got {text!r}, expected a size", next_step=f"--{option} 128GB, or 119.2GiB")
