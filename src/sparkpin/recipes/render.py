@@ -21,7 +21,7 @@ from sparkpin.pins import vllm_command
 from sparkpin.pins.nodes import EXECUTOR, MOST_NODES, PIPELINE, TENSOR
 from sparkpin.pins.vllm_flags import SERVED_NAME, flag_value, flag_words
 from sparkpin.recipes.recipe import CommunityRecipe
-from sparkpin.recipes.shell import FACTS, LONGEST, WORDS, Launch, Shell, shown
+from sparkpin.recipes.shell import FACTS, LONGEST, Launch, Shell, shown
 
 REPO = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
 POOLING = re.compile(r"(?:^|[-_./])(?:embed(?:dings?)?|rerank(?:er)?)(?:$|[-_.])", re.IGNORECASE)
@@ -45,8 +45,6 @@ def render(recipe: CommunityRecipe, *, alone: bool = False) -> Launch:
     """
     env = {name: meant(value) for name, value in recipe.env.items()} if recipe.version == "1" else recipe.env
     server = Shell(recipe.path, script_of(recipe, alone=alone), dict(env), set(env)).launch()
-    if len(server.argv) > WORDS:
-        raise ManifestError(recipe.path, "command", f"{len(server.argv):,} words", f"at most {WORDS:,}")
     if recipe.version != "2":
         return server
     values = values_v2(recipe)

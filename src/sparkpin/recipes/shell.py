@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,36 +33,35 @@ START = re.compile(  # of a line, outside of quotes, and no value of YAML
 HERE_DOCUMENT = (  # one without an end has the rest of the text, as in bash
     r"(?<!<)<<(?!<)-?[ \t]*[\\\"']?(?P<mark>\w+)[^\n]*(?:\n[^\n]*)*?(?:\n[ \t]*(?P=mark)(?=\n)|\Z)"
 )
-COMMAND = re.compile(rf"(?:[\s;]|#[^\n]*\n)*((?:\\\n|{HERE_DOCUMENT}|[^\n;&]|&(?!&))*+)(?:[\n;]|&&|\Z)")
 SERVER = re.compile(rf"{START.pattern}|\bvllm[ \t]+serve\b|\bvllm\.entrypoints", re.MULTILINE)  # of a body, anywhere
 # What an image sets and a script adds to is no matter of the server's words.
 SETTING = re.compile(r"\s*(?:(?:export\s+)?(?!(?:PATH|LD_LIBRARY_PATH|PYTHONPATH)=)[A-Za-z_]\w*\+?=|export\s+-)")
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=", re.ASCII)
 QUOTED = r"'[^']*'|\"(?:\\.|[^\"\\])*\""
-PIECE = re.compile(  # what opens and closes a loop, a conditional, a function's body, a subshell; the rest is skipped
-    rf"\\.|{QUOTED}|\$\{{[^{{}}\n]*\}}|(?<!\S)\#[^\n]*|{HERE_DOCUMENT}|(?P<round>[()])(?:[ \t]*&&)?"
-    r"|(?:^|(?<=[;&|(){}!])|(?<=then)|(?<=else)|(?<=do))[ \t]*"
-    r"(?P<keyword>if|for|while|until|select|case|fi|done|esac|[{}])(?=[\s;&|()<>])(?:[ \t]*&&)?",
-    re.DOTALL | re.MULTILINE,
+OPAQUE = re.compile(  # what neither ends a word nor a command, whatever characters it has; a comment is a blank
+    rf"(?P<comment>(?<![^\s;&|()<>])\#[^\n]*)|\\.|{QUOTED}|\$\{{[^{{}}\n]*\}}|\$\([^()\n]*\)|`[^`\n]*`|{HERE_DOCUMENT}",
+    re.DOTALL,
+)
+# Of a text without what is opaque: a command, and its pipes, redirections and words.
+COMMAND = re.compile(r"\s*((?:&?[<>]+[&|]?|(?:\||&(?!&))[^\n]*|[^\n;&|<>])*+)(?:\n|;|&&|\Z)")
+TOKEN = re.compile(r"(?P<plumbing>(?:\d+|&)?[<>]+[&|]?[ \t]*[^\s;|&<>()]+|(?:\||(?<!&)&(?!&))[^\n]*)|[^\s;|&<>]+|[<>]")
+KEYWORD = re.compile(  # what opens and closes a loop, a conditional, a function's body, a subshell
+    r"[()]|(?:^|(?<=[;&|(){}!])|(?<=then)|(?<=else)|(?<=do))[ \t]*"
+    r"(?:if|for|while|until|select|case|fi|done|esac|[{}])(?=[\s;&|()<>])",
+    re.MULTILINE,
 )
 CLOSERS = {"if": "fi", "case": "esac", "{": "}", "(": ")"} | dict.fromkeys(("for", "while", "until", "select"), "done")
 # Variables that a body sets, as far as its text tells.
 CHANGED = re.compile(
     r"(?<![\w$-])([A-Za-z_]\w*+)(?:\+?=|[ \t]+in\b)|\b(?:read|unset)[ \t]+(?:-\w+[ \t]+)*([A-Za-z_]\w*)"
 )
-TOKEN = re.compile(
-    r"(?P<blank>(?:[ \t]|\\\n)+|\#[^\n]*)|(?P<end>\n|;|&&)"
-    rf"|(?P<plumbing>{HERE_DOCUMENT}|[\d&]*[<>]+[&|]?[ \t]*(?:{QUOTED}|\$\([^)]*\)|[^\s;|&\"'<>()])++|[|&][^\n]*)"
-    rf"|(?P<word>(?:\\.|{QUOTED}|\$\{{[^{{}}'\"\\`$\n]*\}}|[^\s\\'\"`|;&<>()])++)(?=[\s|;&<>]|\\\n|\Z)",
-    re.DOTALL,
-)
-READABLE = re.compile(rf"(?:\\.|{QUOTED}|(?!\$\()[^\s\\'\"`|;&<>()])*+", re.DOTALL)  # the start of a word
 VARIABLE = (
     r"\$(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*+)(?!\\\n\w)"
     r"|\{(?P<braced>[A-Za-z_][A-Za-z0-9_]*)(?:(?P<operator>:?-)(?P<default>[^${}'\"\\`]*))?\})"
 )
 IN_WORD = re.compile(
     rf"(?P<join>\\\n)|(?P<kept>\\.|'[^']*')|\"(?P<double>(?:\\.|[^\"\\])*)\"|(?P<home>^~(?=/|$))|{VARIABLE}"
-    r"|(?P<unknown>\$[\w{(@*#?$!'\"-])",
+    r"|(?P<unknown>`|\$[\w{(@*#?$!'\"-])",
     re.DOTALL,
 )
 IN_QUOTES = re.compile(
@@ -82,7 +81,6 @@ HOME = "/root"  # both runners' containers run as root unless told otherwise
 SET_ELSEWHERE = re.compile("|".join(FACTS["set_elsewhere"]))
 UNKNOWN = "a variable with a value: set it, or write ${NAME:-VALUE}; no secret is read"
 SIMPLE = "closed quotes, plain words, $NAME or ${NAME:-text} with a plain text: only a shell could expand this"
-MOST = 100  # commands that cannot be read
 WORDS = 500  # of a command, and commands before it; vLLM has some 300 flags
 
 
@@ -97,107 +95,132 @@ class Launch:
     missing: tuple[str, ...] = ()  # placeholders that nothing fills (version 2)
 
 
-@dataclass(frozen=True)
+@dataclass
 class ShellCommand:
-    text: str  # as it stands, one blank between its words
-    words: tuple[str, ...]  # as the program gets them
-    assigned: dict[str, str]  # `NAME=value` in front of them
-    plumbing: str  # pipes and redirections, which are no words
+    """words: as the program gets them; assigned: `NAME=value` in front of them; plumbing: pipes and redirections, which
+    are no words."""
+
+    words: list[str] = field(default_factory=list)
+    assigned: dict[str, str] = field(default_factory=dict)
+    plumbing: str = ""
 
 
 @dataclass
 class Shell:
     """values: of variables, which the commands change as they are read; exported: those that a program gets; unread:
-    those that a body sets that is not followed."""
+    those that a body sets that is not followed; start, at: of the command that is read."""
 
     file: object
     text: str
     values: dict[str, str]
     exported: set[str] = field(default_factory=set)
     unread: set[str] = field(default_factory=set)
+    start: int = 0
     at: int = 0
     length: int = 0  # of the values that went in so far
 
+    def __post_init__(self) -> None:
+        self.text += "\n"  # a script's last line ends
+        self.plain = OPAQUE.sub(meaningless, self.text)
+
     def launch(self) -> Launch:
         """By the command that starts vLLM or a container, or else the last. ManifestError for flags that are lost."""
-        self.text += "\n"  # a script's last line ends
-        command, before, faults, is_sure = None, list[str](), list[ManifestError](), True
-        while self.at < len(self.text) and len(before) < WORDS:
-            start, read = self.at, None
-            is_sure = is_sure or not self.text.endswith("&&", 0, start)  # else it depends on the command before
+        before, command, is_sure = list[str](), ShellCommand(), True
+        for is_free in self.commands():
+            is_sure = is_sure or is_free  # else it depends on the command before
+            has_body, text = self.skips_body(), self.text[self.start : self.at]
             try:
-                read = self.command()
-            except ManifestError as error:
-                skipped = COMMAND.match(self.text, start)
-                is_setting = is_sure and skipped and SETTING.match(skipped[1])
-                if skipped is None or len(faults) > MOST or START.search(skipped[1]) or is_setting:
+                read = ShellCommand() if has_body else self.read()
+            except ManifestError:
+                if START.search(text) or (is_sure and SETTING.match(text)):
                     raise
-                self.at = skipped.end()
-                faults.append(error)
+                read = ShellCommand()
             else:
-                if read is None:
-                    continue
-                words, _ = unwrapped(read.words or ("export",))
+                command = read if read.words else command
+                words, _ = unwrapped(read.words or ["export"])
                 if words[:2] == ["vllm", "serve"] or (words[0] in ENGINES and "run" in words[1:3]):
-                    command = read
                     break
-            if self.skips_body(start):
-                read = None
-            elif read and is_sure and self.sets(read):
-                before += listed("before", read.plumbing)
-                continue
-            command = read or command
-            lines = [read.text] if read else self.text[start : self.at].rstrip("&;").splitlines()
-            before += [text for line in lines for text in listed("before", line)]
-            is_sure = is_sure and read is not None and read.words[:1] == ("cd",)
-        else:
-            if command is None:
-                raise next(iter(faults), self.fault(self.text.strip(), "a command that starts a server"))
-            before.pop()
-        words, given = unwrapped(command.words or ("export",))
+                if is_sure and not has_body and self.sets(read):
+                    before += listed("before", read.plumbing)
+                    continue
+            before += [row for line in text.strip().rstrip("&;").splitlines() for row in listed("before", line)]
+            is_sure = is_sure and read.words[:1] == ["cd"]
+            if len(before) > WORDS:
+                raise self.fault(f"{len(before)} commands before the server", f"at most {WORDS}")
+        else:  # another engine, by whose name it is refused
+            before = []
+            if not command.words:
+                raise self.fault(self.text.strip(), "a command that starts a server")
+        after = self.after(command)
+        for name in sorted(self.exported & self.unread):
+            self.value(name)  # its value is not known: an error
+        env = {name: value for name, value in self.values.items() if name in self.exported}
+        piped = [f"pipe or redirection: {short(shown(command.plumbing))}"] if command.plumbing else []
+        words, given = unwrapped(command.words)
+        return Launch(tuple(words), env | command.assigned | given, [*before, *piped, *after])
+
+    def after(self, server: ShellCommand) -> list[str]:
+        """What is listed of the lines after the server."""
         rest = re.sub(r"(?m)^[ \t]*#.*$", "", self.text[self.at :])  # a comment ends with its line, backslash or not
-        after = [line.strip() for line in rest.replace("\\\n", " ").splitlines()]
-        for line in (command.plumbing, *after):
+        lines = [line.strip() for line in rest.replace("\\\n", " ").splitlines()]
+        for line in (server.plumbing, *lines):
             if line.startswith("-"):
                 expected = "no flag after the end of the command: a comment or a blank after a backslash ends it"
                 raise ManifestError(self.file, "command", shown(line), expected)
             if "vllm" in line and START.search(line):
                 raise ManifestError(self.file, "command", short(shown(line)), "one server: a recipe is for one")
-        for name in sorted(self.exported & self.unread):
-            self.value(name)  # its value is not known: an error
-        env = {name: value for name, value in self.values.items() if name in self.exported}
-        piped = [f"pipe or redirection: {short(shown(command.plumbing))}"] if command.plumbing else []
-        left = [*before, *piped, *(text for line in after for text in listed("after", line))]
-        return Launch(tuple(words), env | command.assigned | given, left)
+        return [row for line in lines for row in listed("after", line)]
 
-    def skips_body(self, start: int) -> bool:
-        """Whether what begins there has a body, which is skipped, and the variables that it sets are not known."""
+    def commands(self) -> Iterator[bool]:
+        """Goes from one command to the next; whether each runs whatever the one before comes to."""
+        for found in COMMAND.finditer(self.plain):
+            if found.start() >= self.at and found[1].strip():
+                self.start, self.at = found.span()
+                yield not self.plain.endswith("&&", 0, self.start)
+
+    def skips_body(self) -> bool:
+        """Whether the command begins a body, which is skipped: from there on what it sets is not known."""
         closers, end = list[str](), self.at
-        for piece in PIECE.finditer(self.text, start):
+        for piece in KEYWORD.finditer(self.plain, self.start):
             if not closers and piece.start() >= end:
                 break
-            word = piece["round"] or piece["keyword"]
+            word = piece[0].strip()
             if word in CLOSERS:
                 closers.append(CLOSERS[word])
             elif closers and word == closers[-1]:
                 closers.pop()
                 self.at = max(end, piece.end())
         self.at = len(self.text) if closers else self.at
-        has_body = self.at > end
-        text = self.text[start : self.at]
+        text, has_body = self.text[self.start : self.at], self.at > end
         if (has_body or "<<" in text) and (found := SERVER.search(text)):
-            self.at = start + found.end()
+            self.at = self.start + found.end()
             raise self.fault(found[0].strip(), "a server outside of conditionals, loops and functions: it is not read")
-        if has_body:
-            self.unread |= {name for names in CHANGED.findall(text) for name in names if name}
+        self.unread |= {name for names in CHANGED.findall(text if has_body else "") for name in names if name}
         return has_body
+
+    def read(self) -> ShellCommand:
+        words, assigned, plumbing = list[str](), dict[str, str](), list[str]()
+        for token in TOKEN.finditer(self.plain, self.start, self.at):
+            text = self.text[token.start() : token.end()]
+            if token["plumbing"]:
+                plumbing.append(text.strip())
+                continue
+            found = self.words(text, token[0])
+            if len(words) > WORDS:
+                raise self.fault(f"more than {WORDS} words", "fewer")
+            if not words and (name := ASSIGNMENT.match(text)):
+                known = assigned.get(name[1], self.value(name[1])) if name[2] else ""
+                assigned[name[1]] = (known or "") + " ".join(found)[name.end() :]
+            else:
+                words += found
+        return ShellCommand(words, assigned, " ".join(plumbing))
 
     def sets(self, command: ShellCommand) -> bool:
         """Whether the command is one that sets variables, and nothing else."""
-        first, *words = command.words or ("export",)
+        first, *words = command.words or ["export"]
         pairs = [word.partition("=") for word in words]
         if first == "unset" or (first == "export" and not all(ENV_NAME.fullmatch(name) for name, _, _ in pairs)):
-            raise ManifestError(self.file, "command", shown(command.text), "export NAME=value: no shell runs here")
+            raise self.fault(" ".join(command.words), "export NAME=value: no shell runs here")
         if first == "export":
             self.exported.update(name for name, _, _ in pairs)
             changed = command.assigned | {name: value for name, equals, value in pairs if equals}
@@ -205,36 +228,10 @@ class Shell:
             self.unread -= changed.keys()
         return first in ("export", "set")
 
-    def command(self) -> ShellCommand | None:
-        """The next one; None where there is none any more."""
-        raws, words, assigned, plumbing = list[str](), list[str](), dict[str, str](), list[str]()
-        while self.at < len(self.text):
-            token = TOKEN.match(self.text, self.at)
-            if token is None or len(raws) > WORDS:
-                readable = READABLE.match(self.text, self.at)
-                end = readable.end() if readable else self.at
-                raise self.fault(self.text[end : end + (1 if self.text[end] in "\"'" else 20)])
-            if raw := token["word"]:
-                raws.append(raw)
-                made = self.words(raw)
-                if not words and (name := re.match(r"([A-Za-z_]\w*)(\+?)=", raw, re.ASCII)):
-                    known = assigned.get(name[1], self.value(name[1])) if name[2] else ""
-                    assigned[name[1]] = (known or "") + " ".join(made)[name.end() :]
-                else:
-                    words += made
-            elif token["plumbing"]:
-                plumbing.append(token[0].strip())
-            self.at = token.end()
-            if token["end"] and raws:
-                break
-        text = " ".join([*raws, *plumbing])
-        return ShellCommand(text, tuple(words), assigned, " ".join(plumbing)) if raws else None
-
-    def words(self, raw: str) -> list[str]:
+    def words(self, raw: str, plain: str) -> list[str]:
         """What a word becomes: one, several, or none where it has a variable outside of quotes."""
-        if len(raw) > LONGEST:
-            raise self.fault(f"a word of {len(raw):,} characters", f"at most {LONGEST:,}")
-        plain = re.sub(rf"\\.|{QUOTED}|\$\{{[^{{}}]*\}}", "x", raw, flags=re.DOTALL)
+        if unread := re.search(r"[\"'`()<>]", plain):
+            raise self.fault(raw[unread.start() :][: 1 if unread[0] in "\"'" else 20])
         if any(SEVERAL.search(braces) for braces in BRACES.findall(plain)):
             raise self.fault(raw, "braces in quotes: bash makes several words of these; put single quotes around JSON")
         return shlex.split(IN_WORD.sub(self.expanded, raw))
@@ -266,8 +263,13 @@ class Shell:
         return self.values.get(name)
 
     def fault(self, got: str, expected: str = "") -> ManifestError:
-        line = self.text.count("\n", 0, self.at) + 1
+        line = self.text.count("\n", 0, self.at - 1) + 1
         return ManifestError(self.file, f"command, line {line}", shown(got), expected or SIMPLE)
+
+
+def meaningless(found: re.Match[str]) -> str:
+    """As many characters of a plain word, of which a here-document has its `<<`, or blanks for a comment."""
+    return ("<<" if found["mark"] else "").ljust(len(found[0]), " " if found["comment"] else "x")
 
 
 def value_of(found: re.Match[str], values: Mapping[str, str]) -> str | None:

@@ -31,12 +31,9 @@ def made(
 
 
 def commands(script: str, values: dict[str, str]) -> list[ShellCommand]:
-    shell = Shell("f", script + "\n", dict(values))
-    found = []
-    while command := shell.command():
-        if not shell.sets(command):
-            found.append(command)
-    return found
+    shell = Shell("f", script, dict(values))
+    read = (shell.read() for _ in shell.commands())
+    return [command for command in read if not shell.sets(command)]
 
 
 # What a template becomes.
@@ -115,9 +112,9 @@ def test_words_are_those_of_bash(script: str, tmp_path: Path) -> None:
     env = {"X": "v w", "SET": "v w", "E": "", "HOME": "/home", "NAME": "${NAME}", "VAR": "${OTHER:-$NAME} {a,b}"}
     text = f"p() {{ printf '%s\\0' p \"$@\"; printf '\\1'; }}; q() {{ p q \"$@\"; }}\n{script}\n"
     done = subprocess.run(["bash", "--norc"], input=text, env=env, cwd=tmp_path, capture_output=True, text=True)
-    wanted = [tuple(part.split("\0")[:-1]) for part in done.stdout.split("\1")[:-1]]
+    wanted = [part.split("\0")[:-1] for part in done.stdout.split("\1")[:-1]]
     found = [command.words for command in commands(script, env) if command.words[0] in ("p", "q")]
-    assert [("p", *words) if words[0] == "q" else words for words in found] == wanted
+    assert [["p", *words] if words[0] == "q" else words for words in found] == wanted
 
 
 @pytest.mark.parametrize(

@@ -74,9 +74,9 @@ def imported(paths: Paths, path: Path) -> object:
 
 
 def words_of(command: str, env: dict[str, str]) -> list[str]:
-    server = Shell("r.yaml", command + "\n", dict(env)).command()
-    assert server
-    return list(server.words)
+    shell = Shell("r.yaml", command, dict(env))
+    next(shell.commands())
+    return shell.read().words
 
 
 def compared(paths: list[Path]) -> list[tuple[str, Any, Any]]:
