@@ -37,15 +37,15 @@ def add(
     """
     wanted = Wanted(what, name, model, drafter, nodes, stack, stage, not no_lock, replace)
     with adding.add(paths, wanted) as added:
-        recipe, adopted = added.recipe, added.made
+        recipe, adopted = added.recipe, added.adopted
         if dry_run:
             show_file(tame((added.paths.project / recipe.file).read_text()))
         else:
             added.write(paths.project)
         new, found = added.new(), own_findings(added.paths.project, recipe)
         # The file that a dry run shows has what was not mapped.
-        lines = [*adopted.told, *(f"not mapped: {line}" for line in adopted.unmapped if not dry_run)]
-        lines += [*(f"not known: {line}" for line in adopted.unknown), *map(str, found)]
+        unmapped = [f"not mapped: {line}" for line in adopted.unmapped if not dry_run]
+        lines = [*adopted.notes, *unmapped, *map(str, found)]
         trial = str(added.paths.project)
     show("\n".join(f"{'would write' if dry_run else 'wrote'} {file}" for file in new))
     vllm = manifests.load_stack(paths.project, recipe.stack).vllm

@@ -78,7 +78,7 @@ def known(here: Host, driver: str, issues: tuple[schema.KnownIssue, ...]) -> Ite
     facts = {"kernel": kernel, "driver": driver, "memory": memory}
     for issue in issues:
         if issue.when.keys() <= facts.keys() and rules.holds(issue, facts.get):
-            yield Requirement(issue.name, "advice", rules.told(issue, facts.get), issue.do)
+            yield Requirement(issue.name, "advice", rules.sentence(issue, facts.get), issue.do)
 
 
 @task("measure")

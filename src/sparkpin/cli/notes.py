@@ -24,8 +24,8 @@ def notes_of(paths: Paths, pairing: Pairing) -> list[str]:
     if not Releases(paths).find(pairing.tag):
         from sparkpin.recipes import check  # slow to import, and a build may find all there
 
-        mistakes = [str(finding).removeprefix("error: ") for finding in check.mistakes(paths.project, pairing)]
-        notes += [f"warning: {recipe.file}: {mistake}" for mistake in mistakes]
+        mistakes = check.mistakes(paths.project, recipe, pairing.stack, pairing.chain)
+        notes += [f"warning: {recipe.file}: {str(one).removeprefix('error: ')}" for one in mistakes]
     notes += [choice.line for choice in pairing.chosen]
     notes += [f"note: {line}" for line in require_model_fits(paths, pairing)]
     for mod, template in templates_of(paths.project, recipe.mods).items():

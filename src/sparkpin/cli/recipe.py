@@ -25,13 +25,12 @@ from sparkpin.pins.reading import parse
 from sparkpin.recipes import check, export
 from sparkpin.recipes import recipe as foreign
 from sparkpin.recipes.adopt import Wanted, about, adopt, plain_name
-from sparkpin.recipes.rules import ORDER
+from sparkpin.recipes.rules import ORDER, of_error
 from sparkpin.releases import container
 from sparkpin.releases.record import Releases
 
 LAUNCHER = "launcher"
 MISTAKES = 4  # exit code
-NEXT = re.compile(r"(?P<step>invoke (?:add [^,;(]*|lock --model [\w./-]+))")  # what comes before all else
 
 FileOrName = Annotated[str, "file, or a name of recipes/", "FILE|NAME"]
 FileStack = Annotated[str | None, "of a file: stack of pins/stacks/ (default: its container's)"]
@@ -70,7 +69,16 @@ def recipe_check(
 
     invoke recipe check their-recipe.yaml
     """
-    every = [check.check(paths.project, word, stack) for word in subjects(what) or names_in(paths.project / "recipes")]
+    words, every, code = subjects(what) or names_in(paths.project / "recipes"), list[check.CheckedRecipe](), 0
+    for word in words:
+        try:
+            one = check.check(paths.project, word, stack)
+            code = max(code, MISTAKES * bool(one.errors))
+        except InputError as fault:
+            if len(words) == 1:
+                raise
+            one, code = check.CheckedRecipe(word, [of_error(fault)]), max(code, fault.exit_code)
+        every.append(one)
     refused = sum(bool(one.errors) for one in every)
     if json:
         values = [asdict(one) | {"verdict": one.verdict} for one in every]
@@ -85,7 +93,7 @@ def recipe_check(
         table(("recipe", "verdict", "machines", "model", "first error"), rows)
         step = "; next: invoke recipe check FILE, for all of one" if refused else ""
         show(typed(f"{count(len(every), 'recipe')}: {len(every) - refused} pass, {refused} refused{step}"))
-    return MISTAKES * bool(refused)
+    return code
 
 
 def subjects(what: Sequence[str]) -> list[str]:
@@ -93,8 +101,6 @@ def subjects(what: Sequence[str]) -> list[str]:
     found: list[str] = []
     for word in what:
         below = [str(file) for file in Path(word).rglob("*") if file.is_file() and foreign.is_recipe(file)]
-        if Path(word).is_dir() and not below:
-            raise InputError(f"{word}: no recipe there", next_step="give files, or folders of *.yaml and scripts")
         found += sorted(below) or [word]
     return list(dict.fromkeys(found))
 
@@ -112,7 +118,7 @@ def report_check(checked: check.CheckedRecipe) -> None:
         step = f"correct {file}, then invoke recipe check {file}"
     else:
         counts = ["no errors", *counts]
-    step = next((first["step"] for one in checked.found if (first := NEXT.search(one.hint))), step)
+    step = next((one.step for one in checked.found if one.step), step)
     show(typed(printable(f"{', '.join(counts)}; next: {step}")))
 
 

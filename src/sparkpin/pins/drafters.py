@@ -10,9 +10,6 @@ from sparkpin.pins.schema import DRAFTER, Drafts, Recipe
 from sparkpin.pins.vllm_flags import MODEL_PATH, SPECULATION, Flags, flag_value, set_flag
 
 FLAG, TOKENS = SPECULATION, "num_speculative_tokens"
-SHORT = "--spec-model"
-# Of vLLM 0.32 and later: keys of FLAG, and refused together with it there.
-SHORTS: Mapping[str, str] = {SHORT: "model", "--spec-method": "method", "--spec-tokens": TOKENS}
 PATH = f"{MODEL_PATH}/{DRAFTER}"  # of a checkpoint's folder vLLM reads no weights but those that lie in it directly
 WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix")  # the methods whose name stands for their model, too
 BY_NAME = {  # part of a drafter's name or architecture -> its method
@@ -45,8 +42,8 @@ def require_pinned(words: Sequence[str], recipe: Recipe) -> None:
     """ManifestError where a recipe's own command names a draft model that is not its `drafter`."""
     file, plan = recipe.file, speculation(words, recipe.file)
     model, tokens = plan.get("model"), plan.get(TOKENS)
-    if short := flag_value(words, SHORT):
-        raise ManifestError(file, f"command, {SHORT}", short, f"a drafter as `model` of {FLAG} (docs/drafters.md)")
+    if short := flag_value(words, "--spec-model"):
+        raise ManifestError(file, "command, --spec-model", short, f"a drafter as `model` of {FLAG} (docs/drafters.md)")
     if recipe.drafter is None:
         if second_model(plan) not in (None, MODEL_PATH):
             step = f"write `drafter: {model}` there, and its pin in pins/models/ (docs/drafters.md)"

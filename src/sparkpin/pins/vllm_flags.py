@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from sparkpin.pins.schema import FlagValue, Scalar
 
 SPECULATION, CACHE_TYPE, SERVED_NAME = "--speculative-config", "--kv-cache-dtype", "--served-model-name"
+# Of vLLM 0.32 and later: keys of SPECULATION, and refused together with it there.
+SHORTS = {"--spec-model": "model", "--spec-method": "method", "--spec-tokens": "num_speculative_tokens"}
 MODEL_PATH = "/model"  # where a container has the checkpoint
 ALIASES = {
     "-ac": "--attention-config",
@@ -205,8 +207,8 @@ class Flags:
                 value = read_json(flag.value or "")
                 if not isinstance(value, dict):
                     raise ManifestError(self.origin(key), key, flag.value, "a JSON object", next_step=NEXT)
-            elif flag.key.startswith(key + "."):
-                part = flag.words[0].partition("=")[0].partition(".")[2]
+            elif flag.key.startswith(key + ".") or (key == SPECULATION and flag.key in SHORTS):
+                part = SHORTS.get(flag.key) or flag.words[0].partition("=")[0].partition(".")[2]
                 value = {**value, part: read_json(flag.value) if flag.value else flag.value}
         return {name.replace("-", "_"): one for name, one in value.items()} if key == SPECULATION else value
 

@@ -8,7 +8,9 @@ between them leaves a pin, which the next one uses.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,9 +27,10 @@ from sparkpin.fetch.store import scratch
 from sparkpin.pins import drafters, manifests, schema, vllm_command
 from sparkpin.pins.reading import parse
 from sparkpin.pins.schema import UNRESOLVED, FlagValue
+from sparkpin.pins.vllm_flags import flag_value
 from sparkpin.recipes import recipe as foreign
 from sparkpin.recipes.adopt import HERE, Adopted, Wanted, adopt, plain_name
-from sparkpin.recipes.fitting import MOST, SHARE, fit, with_flags, words_of
+from sparkpin.recipes.fitting import MOST, SHARE, fit, plan_of, requests_of, with_flags, words_of
 from sparkpin.recipes.render import REPO
 from sparkpin.recipes.vllm_parser import parser_of
 
@@ -37,7 +40,7 @@ PAGE = re.compile(rf"(?:https?://huggingface\.co/)?({REPO.pattern})", re.ASCII) 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 COMMON = re.compile(r"(?:recipe|run|start|serve|launch|vllm|(?:docker-)?compose)\b", re.IGNORECASE)  # names of files
 VECTORS = "modules.json"  # the file of sentence-transformers, whose architectures may also be those of a chat model
-PLACES = ("", "pins", "pins/models", "recipes")
+PINS = "pins/models"
 Entry = schema.PinnedRepository | schema.RepositoryLock
 # Where nothing says it: tokens of a draft, as those of docs/drafters.md#what-was-run that have no block, and the share
 # of them that the smoke test demands. No source has it: right drafters are far above it there, a broken one had 0.01.
@@ -79,27 +82,29 @@ def add(paths: Paths, wanted: Wanted) -> Iterator[Adding]:
     if not is_model and not Path(wanted.what).exists() and (meant := PAGE.fullmatch(wanted.what)):
         raise InputError(f"{wanted.what}: no such file", next_step=f"{PREFIX}{meant[1]} for one of the Hub, or a file")
     repo, revision = read_hub(wanted.what) if is_model else (wanted.model, "")
-    second, second_revision = read_hub(wanted.drafter) if wanted.drafter else (None, "")
+    drafter, drafter_revision = read_hub(wanted.drafter) if wanted.drafter else (None, "")
     read = line_of(repo) if is_model else foreign.load(Path(wanted.what))
     if repo and not REPO.fullmatch(read.model):
         read = read.model_copy(update={"model": repo})
     target = paths.project / f"recipes/{recipe_name(wanted, read.model)}.yaml"
-    made = adopt(paths.project, read, target.stem, replace(wanted, drafter=second))
-    if wanted.model not in ("", made.value["model"]):
-        said = f"--model {wanted.model}: {wanted.what} serves {made.value['model']}"
-        raise InputError(said, next_step="leave --model out")
-    recipe = parse(schema.Recipe, made.value, target)  # before anything is fetched
+    adopted = adopt(paths.project, read, target.stem, replace(wanted, drafter=drafter))
+    if wanted.model not in ("", adopted.value["model"]):
+        cause = f"--model {wanted.model}: {wanted.what} serves {adopted.value['model']}"
+        raise InputError(cause, next_step="leave --model out")
+    recipe = parse(schema.Recipe, adopted.value, target)  # before anything is fetched
     with trial_of(paths) as trial:
         if target.exists() and not wanted.replaces:  # asked where no other `add` runs
             raise InputError(f"{target} is there already", next_step="--name NAME of the new one, or --replace")
-        adding = Adding(trial, wanted.locks, made, recipe)
-        adding.pin_model(revision, made.model_revision)
+        adding = Adding(trial, wanted.locks, adopted, recipe)
+        adding.pin_model(revision, adopted.model_revision)
         if recipe.drafter:
-            adding.pin_drafter(second_revision, made.drafter_revision)
+            adding.pin_drafter(drafter_revision, adopted.drafter_revision)
         adding.choose_family()
         if is_model:
             adding.choose_sizes()
-        origin = wanted.what if is_model else f"{read.path.name}, a recipe of version {read.said_version}"
+        else:
+            adding.explain_share(read)
+        origin = wanted.what if is_model else f"{read.path.name}, a recipe of version {read.shown_version}"
         adding.save(f"Added from {origin}, by `invoke add`.")
         yield adding
 
@@ -115,19 +120,18 @@ def trial_of(paths: Paths) -> Iterator[Paths]:
     """A project of links to this one's files, in which pins and recipes may be written; errors name this one."""
     waiting = files.lock(paths.locks / "add.lock", on_wait="waiting for another `invoke add`")
     with waiting, scratch(paths.work / "add") as folder:
-        for place in PLACES:
-            (folder / place).mkdir(exist_ok=True)
-        for place in PLACES:
-            for path in (paths.project / place).glob("*"):
-                if not (folder / place / path.name).exists():
-                    (folder / place / path.name).symlink_to(path)
+        for path in paths.project.iterdir():
+            if path.name in ("pins", "recipes"):
+                shutil.copytree(path, folder / path.name, copy_function=os.symlink)
+            else:
+                (folder / path.name).symlink_to(path)
         try:
             yield replace(paths, project=folder)
         except SparkpinError as error:
             if isinstance(error, NetworkError):
                 error.next_step += "; `invoke add ... --no-lock` asks no Hub"
-            told = (part.replace(str(folder), str(paths.project)) for part in (error.message, error.next_step))
-            error.message, error.next_step = told
+            error.message = error.message.replace(str(folder), str(paths.project))
+            error.next_step = error.next_step.replace(str(folder), str(paths.project))
             raise
 
 
@@ -138,37 +142,43 @@ class Adding:
 
     paths: Paths
     locks: bool
-    made: Adopted
+    adopted: Adopted
     recipe: schema.Recipe
     config: Mapping[str, Any] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
 
     def change(self, **changes: Any) -> None:
-        self.made.value |= changes
-        self.made.value["command"] = self.made.value.pop("command")  # the longest comes last
-        self.recipe = parse(schema.Recipe, self.made.value, self.recipe.file)
+        self.adopted.value |= changes
+        self.adopted.value["command"] = self.adopted.value.pop("command")  # the longest comes last
+        self.recipe = parse(schema.Recipe, self.adopted.value, self.recipe.file)
 
-    def take(self, changed: schema.Recipe) -> None:
-        """Use another recipe's command."""
+    def set_flags(self, flags: Mapping[str, FlagValue]) -> None:
+        changed = with_flags(self.recipe, flags)
         self.change(command=changed.command, defaults=changed.defaults)
 
-    def pin_model(self, typed: str, said: str) -> None:
-        _, entry, self.config = self.pin(self.recipe.model, typed, said)
-        vllm, makes = manifests.load_stack(self.paths.project, self.recipe.stack).vllm, self.config["architectures"]
+    def unknown(self, what: str) -> None:
+        self.adopted.notes.append(f"not known: {what}")
+
+    def pin_model(self, typed: str, written: str) -> None:
+        """typed, written: see `pin`. InputError for a model that writes no text."""
+        _, entry, self.config = self.pin(self.recipe.model, typed, written)
+        vllm, names = manifests.load_stack(self.paths.project, self.recipe.stack).vllm, self.config["architectures"]
         known = parser_of(vllm).architectures
-        parts = [*makes, *(row.file for row in getattr(entry, "files", ()))]
+        parts = [*names, *(row.file for row in getattr(entry, "files", ()))]
         if wrong := [part for part in parts if part in (*known["other"], VECTORS)]:
             cause = f"{self.recipe.model}: got {wrong[0]}, expected a model that writes text"
             raise InputError(cause, next_step="choose one that chats; embeddings, scores and drafts are not served")
-        self.made.unknown += [f"whether vLLM {vllm} serves {one}" for one in makes if one not in known["text"]]
+        for name in names:
+            if name not in known["text"]:
+                self.unknown(f"whether vLLM {vllm} serves {name}")
         if "auto_map" in self.config:
-            self.made.unknown.append("whether vLLM has it: the repository brings code (auto_map), which is not run")
+            self.unknown("whether vLLM has it: the repository brings code (auto_map), which is not run")
         self.change(model_revision=entry.revision)
 
-    def pin_drafter(self, typed: str, said: str) -> None:
+    def pin_drafter(self, typed: str, written: str) -> None:
         """Where the recipe does not say how it drafts, and how many tokens, its config.json or its name does."""
         repo, plan = self.recipe.drafter or "", drafters.speculation(words_of(self.recipe))
-        pin, entry, config = self.pin(repo, typed, said)
+        pin, entry, config = self.pin(repo, typed, written)
         known = {"method": pin.drafts.method} if pin.drafts else {}
         method = drafters.method_of(known | plan, repo, config)
         longest = pin.drafts.tokens if pin.drafts else drafters.longest_draft(method, config)
@@ -179,16 +189,16 @@ class Adding:
             self.write_text(file, f"{file.read_text(encoding='utf-8')}\n{foreign.text_of({'drafts': drafts}, [])}")
             manifests.load_model(self.paths.project, pin.name)  # raises for a method that is none
         why = f"at most {longest}" if longest else f"{DRAFTED} by default"
-        self.made.told.append(f"drafter {repo}: method {method}, {tokens} tokens a draft ({why})")
+        self.adopted.notes.append(f"drafter {repo}: method {method}, {tokens} tokens a draft ({why})")
         self.change(drafter_revision=entry.revision)
-        if (made := plan | {"method": method, drafters.TOKENS: tokens}) != plan:
-            self.take(with_flags(self.recipe, {drafters.FLAG: made}))
+        if (asked := plan | {"method": method, drafters.TOKENS: tokens}) != plan:
+            self.set_flags({drafters.FLAG: asked})
 
-    def pin(self, repo: str, typed: str, said: str) -> tuple[schema.ModelPin, Entry, Mapping[str, Any]]:
+    def pin(self, repo: str, typed: str, written: str) -> tuple[schema.ModelPin, Entry, Mapping[str, Any]]:
         """Of a repository: the pin that is there, else a new one; its part of the lock, or of the pin where there is no
-        lock; its config.json as far as it is known. typed, said: a commit, a branch, or "" for the newest, by the
-        person and by the file. Where the pin has another, the person gets an InputError, and the file's is told."""
-        project, revision = self.paths.project, typed or said
+        lock; its config.json as far as it is known. typed, written: a commit, a branch, or "" for the newest, by the
+        person and in the file. Where the pin has another, typed is an InputError, and written is not mapped."""
+        project, revision = self.paths.project, typed or written
         if revision not in ("", UNRESOLVED) and not COMMIT.fullmatch(revision):
             if not self.locks:
                 step = "give its 40 hex digits, or leave --no-lock out"
@@ -197,10 +207,10 @@ class Adding:
         pins = manifests.readable_models(project)[0]
         pin = next((one for one in pins if one.repositories[one.base].repo == repo), None)
         if pin is None:
-            names = (plain_name(repo.rpartition("/")[2]), plain_name(repo))
-            free = [name for name in names if not self.pin_file(name).exists()]
+            usual = (plain_name(repo.rpartition("/")[2]), plain_name(repo))
+            free = [name for name in usual if not self.pin_file(name).exists()]
             if not free:
-                cause = f"pins/models/{names[1]}.yaml pins another repository"
+                cause = f"{PINS}/{usual[1]}.yaml pins another repository"
                 raise InputError(cause, next_step=f"rename it, or pin {repo}")
             pin = self.write_pin(free[0], repo, revision if COMMIT.fullmatch(revision) else UNRESOLVED)
         lock = None if manifests.unlocked(project, pin) else manifests.load_model_lock(project, pin)
@@ -208,21 +218,21 @@ class Adding:
             lock = lock_model(self.paths, pin.name)
         entry = (lock or pin).repositories[pin.base]
         if COMMIT.fullmatch(revision) and entry.revision != revision:
-            differs = f"revision {revision} of {repo}: pins/models/{pin.name} has {entry.revision}"
+            differs = f"revision {revision} of {repo}: {PINS}/{pin.name} has {entry.revision}"
             if typed:
                 raise InputError(differs, next_step="leave the revision out, or pin and lock the other commit")
-            self.made.unmapped.append(differs)
+            self.adopted.unmapped.append(differs)
         state = "not locked yet:" if entry.revision == UNRESOLVED else f"at {entry.revision}, as"
-        self.made.told.append(f"{repo} {state} pins/models/{pin.name}")
+        self.adopted.notes.append(f"{repo} {state} {PINS}/{pin.name}")
         config = config_here(self.paths, pin, lock) or {}
-        makes = config.get("architectures") or []
-        if not isinstance(makes, list) or not all(isinstance(one, str) for one in makes):
+        names = config.get("architectures") or []
+        if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
             step = "choose another repository, or revision"
-            raise ManifestError(f"config.json of {repo}", "architectures", makes, "a list of names", next_step=step)
-        return pin, entry, {**config, "architectures": makes}
+            raise ManifestError(f"config.json of {repo}", "architectures", names, "a list of names", next_step=step)
+        return pin, entry, {**config, "architectures": names}
 
     def pin_file(self, name: str) -> Path:
-        return self.paths.project / f"pins/models/{name}.yaml"
+        return self.paths.project / f"{PINS}/{name}.yaml"
 
     def write_text(self, file: Path, text: str) -> None:
         file.unlink(missing_ok=True)  # it may be a link to the project's own
@@ -238,24 +248,24 @@ class Adding:
     def choose_family(self) -> None:
         """By the name, else by the architecture where one family alone has it."""
         families, recipe = manifests.load_families(self.paths.project), self.recipe
-        makes, clue = self.config["architectures"], "its name"
+        names, clue = self.config["architectures"], "its name"
         family = vllm_command.family_of(families, recipe.model, recipe.family)
         if family is None:
-            fitting = [family for family in families if {*makes} & {*family.architectures}]
+            fitting = [family for family in families if {*names} & {*family.architectures}]
             if len(fitting) != 1:
                 rivals = ", ".join(one.name for one in fitting) or "no family of pins/families.yaml"
-                why = f"{', '.join(makes) or 'an unknown architecture'} is that of {rivals}; the name fits none"
-                self.made.unknown.append(f"its parsers, so none is set: {why}")
+                why = f"{', '.join(names) or 'an unknown architecture'} is that of {rivals}; the name fits none"
+                self.unknown(f"its parsers, so none is set: {why}")
                 return
-            family, clue = fitting[0], f"its architecture, {', '.join(makes)}"
+            family, clue = fitting[0], f"its architecture, {', '.join(names)}"
             self.change(family=family.name)
-        self.made.told.append(f"family {family.name}: by {clue}")
         vllm = manifests.load_stack(self.paths.project, recipe.stack).vllm
         choices = vllm_command.choices(family, vllm, words_of(recipe))
-        self.made.told += [one.line.removeprefix("chosen: ") for one in choices]
+        lines = [one.line.removeprefix("chosen: ") for one in choices]
+        self.adopted.notes += [f"family {family.name}: by {clue}", *lines]
 
     def choose_sizes(self) -> None:
-        """By the plan. Where that does not know the model, vLLM's defaults stay, but for its share of the memory."""
+        """By the plan. Where that does not know the model, vLLM's defaults stay, except its share of the memory."""
         has_gpu = manifests.load_stack(self.paths.project, self.recipe.stack).gpu is not None
         flags: dict[str, FlagValue] = {SHARE: MOST} if has_gpu else {}
         self.reasons = [f"{SHARE} {MOST}: more has frozen Sparks"] if has_gpu else []
@@ -263,19 +273,34 @@ class Adding:
             if self.locks:
                 flags, self.reasons = fit(self.paths, self.recipe)
         except (ManifestError, CheckpointError) as error:  # an InputError: it does not fit
-            self.made.unknown.append(f"what fits, so vLLM's own context and requests stay: {error.message}")
-        self.take(with_flags(self.recipe, flags))
-        self.made.told += self.reasons
+            self.unknown(f"what fits, so vLLM's own context and requests stay: {error.message}")
+        self.set_flags(flags)
+        self.adopted.notes += self.reasons
+
+    def explain_share(self, read: foreign.CommunityRecipe) -> None:
+        """Where the share of the memory is from, and what it is good for by the plan."""
+        if (share := flag_value(words_of(self.recipe), SHARE)) is None:
+            return
+        in_file = read.version != "2" or "gpu_memory_utilization" in read.defaults or share in read.command
+        why = f"as {read.path.name} sets it" if in_file else "sparkrun's default on a Spark"
+        if self.locks:
+            with contextlib.suppress(ManifestError, CheckpointError):  # a model that the plan does not know
+                why += f"; by the plan {requests_of(plan_of(self.paths, self.recipe, {}))}"
+        self.adopted.notes.append(printable(f"{SHARE} {share}: {why}"))
 
     def save(self, head: str) -> None:
-        comments = [head, *self.reasons, *(f"not mapped: {line}" for line in self.made.unmapped)]
-        text = foreign.text_of(self.made.value, [printable(line) for line in comments])
+        comments = [head, *self.reasons, *(f"not mapped: {line}" for line in self.adopted.unmapped)]
+        text = foreign.text_of(self.adopted.value, [printable(line) for line in comments])
         self.write_text(self.paths.project / self.recipe.file, text)
 
     def new(self) -> list[str]:
         """What is no link: pins and their locks, and the recipe, which names them, at the end."""
-        found = [path for place in PLACES[2:] for path in sorted((self.paths.project / place).iterdir())]
-        return [path.relative_to(self.paths.project).as_posix() for path in found if not path.is_symlink()]
+        found = [path for place in (PINS, "recipes") for path in sorted((self.paths.project / place).iterdir())]
+        return [
+            path.relative_to(self.paths.project).as_posix()
+            for path in found
+            if path.is_file() and not path.is_symlink()
+        ]
 
     def write(self, project: Path) -> None:
         for file in self.new():

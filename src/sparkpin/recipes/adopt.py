@@ -6,7 +6,6 @@ told is which stack takes its place, and what cannot be had.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,17 +35,16 @@ REVISION = "--revision"
 
 @dataclass
 class Adopted:
-    """told: what takes the place of what; unmapped: what has no counterpart; mods: chat templates, which stay;
-    unknown: what nobody here can tell.
+    """notes: what takes the place of what, what was chosen, what is not known; unmapped: what has no counterpart; mods:
+    chat templates, which stay.
 
     value: of recipes/NAME.yaml, with the commits left open; model_revision, drafter_revision: what the recipe says of
     these.
     """
 
-    told: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     unmapped: list[str] = field(default_factory=list)
     mods: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
     value: dict[str, Any] = field(default_factory=dict)
     model_revision: str = ""
     drafter: str | None = None
@@ -84,26 +82,26 @@ def adopt(project: Path, recipe: CommunityRecipe, name: str, wanted: Wanted = Wa
     chosen, last = place_of(recipe, wanted.stack, wanted.stage)
     vllm = manifests.load_stack(project, chosen).vllm
     manifests.load_chain(project, last)
-    made = Adopted(unmapped=[*recipe.left, *unread_keys(recipe)])
-    tell_container(made, recipe, chosen, is_named=wanted.stack is not None)
-    take_mods(made, recipe, project, vllm)
-    made.unmapped += server.left
+    adopted = Adopted(unmapped=[*recipe.left, *unread_keys(recipe)])
+    tell_container(adopted, recipe, chosen, is_named=wanted.stack is not None)
+    take_mods(adopted, recipe, project, vllm)
+    adopted.unmapped += server.left
     nodes = wanted.nodes or machines_of(recipe)
     if wanted.nodes:  # tensor parallelism over all of them
         server = replace(server, argv=tuple(vllm_flags.drop_flags(server.argv, TENSOR, PIPELINE)))
     require_one_gpu(recipe.path, server.argv, nodes)
-    words = leave_out(made, project, server.argv, keeps_backend=recipe.origin is not None and nodes == 1)
-    words = take_drafter(made, recipe.path, words, model, wanted.drafter)
+    words = leave_out(adopted, project, server.argv, keeps_backend=recipe.origin is not None and nodes == 1)
+    words = take_drafter(adopted, recipe.path, words, model, wanted.drafter)
     if nodes > 1 and not recipe.origin:
-        made.told.append(f"for a cluster -> nodes: {nodes}; vLLM itself joins the machines, without Ray")
+        adopted.notes.append(f"for a cluster -> nodes: {nodes}; vLLM itself joins the machines, without Ray")
     if nodes == 1 and str(split := recipe.defaults.get("tensor_parallel", 1)) != "1":
-        made.told.append(f"tensor_parallel {split} -> 1: one machine with one GPU")
+        adopted.notes.append(f"tensor_parallel {split} -> 1: one machine with one GPU")
     if (host := flag_value(words, "--host")) not in (None, HERE):
-        made.told.append(f"--host {host} -> {HERE}, where nobody else reaches it")
+        adopted.notes.append(f"--host {host} -> {HERE}, where nobody else reaches it")
         words = set_flag(words, "--host", HERE)
     if words[2] != model:
-        made.told.append(f"vllm serve {words[2]} -> {model}, which is mounted at {MODEL_PATH}")
-    made.told += [f"env {key} -> left out: {why}" for key in server.env if (why := useless(key))]
+        adopted.notes.append(f"vllm serve {words[2]} -> {model}, which is mounted at {MODEL_PATH}")
+    adopted.notes += [f"env {key} -> left out: {why}" for key in server.env if (why := useless(key))]
     command, defaults = command_of([*words[:2], MODEL_PATH, *words[3:]], doubled=True)
     value: dict[str, Any] = {
         "recipe_version": "1",
@@ -111,23 +109,23 @@ def adopt(project: Path, recipe: CommunityRecipe, name: str, wanted: Wanted = Wa
         "description": recipe.description or f"{model}, from {recipe.path.name}",
         "model": model,
         "model_revision": UNRESOLVED,
-        "drafter": made.drafter,
-        "drafter_revision": made.drafter and UNRESOLVED,
+        "drafter": adopted.drafter,
+        "drafter_revision": adopted.drafter and UNRESOLVED,
         "family": recipe.raw.get("family") if recipe.origin else None,
         "container": f"sparkpin/{name}",
         "stack": chosen,
         "stage": last,
         "nodes": nodes if nodes > 1 else None,
-        "mods": made.mods,
+        "mods": adopted.mods,
         "defaults": defaults,
         "env": {key: text for key, text in server.env.items() if not useless(key)},
         "command": command,
     }
-    made.value = {key: part for key, part in value.items() if part not in ([], {}, None)}
-    made.model_revision = recipe.model_revision or flag_value(server.argv, REVISION) or ""
-    for lines in (made.told, made.unmapped):
+    adopted.value = {key: part for key, part in value.items() if part not in ([], {}, None)}
+    adopted.model_revision = recipe.model_revision or flag_value(server.argv, REVISION) or ""
+    for lines in (adopted.notes, adopted.unmapped):
         lines[:] = [clipped(printable(shown(line)), LONGEST) for line in lines]
-    return made
+    return adopted
 
 
 def as_served(recipe: CommunityRecipe) -> tuple[str, Launch]:
@@ -150,16 +148,16 @@ def place_of(recipe: CommunityRecipe, stack: str | None = None, stage: str | Non
     return stack or (ours[1] if ours else STACK), stage or (ours[2] if ours else STAGE)
 
 
-def tell_container(made: Adopted, recipe: CommunityRecipe, stack: str, *, is_named: bool) -> None:
-    if not (said := recipe.container):
-        return  # it names none: what it runs on is told anyway
-    there = next((kind for name, kind in FACTS["containers"].items() if re.fullmatch(name, said)), "")
+def tell_container(adopted: Adopted, recipe: CommunityRecipe, stack: str, *, is_named: bool) -> None:
+    if not (name := recipe.container):
+        return  # what it runs on is printed anyway
+    there = next((kind for pattern, kind in FACTS["containers"].items() if re.fullmatch(pattern, name)), "")
     why = "the recipe says so" if recipe.origin else there and f"there it is {there}"
-    if is_named or IMAGE.fullmatch(said) or why:
-        made.told.append(f"container {said} -> stack {stack}" + (f" ({why})" if why else ""))
+    if is_named or IMAGE.fullmatch(name) or why:
+        adopted.notes.append(f"container {name} -> stack {stack}" + (f" ({why})" if why else ""))
     else:
-        text = f"container {said}: nobody here knows what is in it; stack {stack} takes its place"
-        made.unmapped.insert(0, text)
+        text = f"container {name}: nobody here knows what is in it; stack {stack} takes its place"
+        adopted.unmapped.insert(0, text)
 
 
 def unread_keys(recipe: CommunityRecipe) -> Iterator[str]:
@@ -170,8 +168,8 @@ def unread_keys(recipe: CommunityRecipe) -> Iterator[str]:
     read = V1_KEYS | ELSEWHERE | {"model_revision", "runtime", "min_nodes", "max_nodes", "mode", "builder"}
     read |= {*OURS} if recipe.origin else set()
     for name, value in recipe.raw.items():
-        said = [part for part in value.values() if part] if isinstance(value, dict) else value
-        if name not in read and said:
+        has_value = any(value.values()) if isinstance(value, dict) else value
+        if name not in read and has_value:
             yield f"the {'' if name in V2_KEYS else 'unknown '}key {name}: {clipped(shown(f'{value}'), 80)}"
 
 
@@ -184,20 +182,20 @@ def useless(name: str) -> str:
     return ""
 
 
-def take_mods(made: Adopted, recipe: CommunityRecipe, project: Path, version: str) -> None:
+def take_mods(adopted: Adopted, recipe: CommunityRecipe, project: Path, version: str) -> None:
     """Mods that stay (chat templates), what takes the place of others, and those that are refused."""
     known = manifests.load_community_mods(project)
     for mod in recipe.applied:
         name = mod_of(mod)
         one = known.get(name)
         if one and one.template:
-            made.mods.append(name)
-            made.told.append(about(name, one.template))
+            adopted.mods.append(name)
+            adopted.notes.append(about(name, one.template))
         elif one and is_needless(one, version):
-            made.told.append(f"mod {name} -> nothing: {one.reason}")
+            adopted.notes.append(f"mod {name} -> nothing: {one.reason}")
         else:
             why = f"{one.reason}; instead: {one.instead or f'vLLM {one.needless}'}" if one else "no run.sh is run here"
-            made.unmapped.append(f"mod {mod}: {why}")
+            adopted.unmapped.append(f"mod {mod}: {why}")
 
 
 def about(mod: str, template: ChatTemplate) -> str:
@@ -212,23 +210,23 @@ def require_one_gpu(file: Path, argv: Sequence[str], nodes: int) -> None:
             raise ManifestError(file, f"command, {short} or {flag}", count, "1: a recipe for one GPU")
 
 
-def leave_out(made: Adopted, project: Path, argv: Sequence[str], *, keeps_backend: bool = False) -> list[str]:
-    """The words without flags that cannot be served here. What will be missed is told."""
+def leave_out(adopted: Adopted, project: Path, argv: Sequence[str], *, keeps_backend: bool = False) -> list[str]:
+    """The words without flags that cannot be served here."""
     dropped = [REVISION, NODES, *PER_NODE, *([] if keeps_backend else [EXECUTOR])]
     for flag in vllm_flags.tls_flags(argv):
         dropped.append(flag)
-        made.unmapped.append(f"{flag}: served by plain HTTP; a proxy before the server can do TLS")
-    templates = template_names(project, made.mods)
+        adopted.unmapped.append(f"{flag}: served by plain HTTP; a proxy before the server can do TLS")
+    templates = template_names(project, adopted.mods)
     for flag in FACTS["flags_of_files"]:
         if lacks_file(flag, file := flag_value(argv, flag) or "", argv[2], templates):
             parsers = [name for name, plugin in PLUGINS.items() if plugin == flag and flag_value(argv, name)]
             dropped += [flag, *parsers]
             lost = "".join(f", and with it {parser} {flag_value(argv, parser)}" for parser in parsers)
-            made.unmapped.append(f"{flag} {file}: that file is not here{lost}")
+            adopted.unmapped.append(f"{flag} {file}: that file is not here{lost}")
     return drop_flags(argv, *dropped)
 
 
-def take_drafter(made: Adopted, file: Path, argv: Sequence[str], model: str, drafter: str | None) -> list[str]:
+def take_drafter(adopted: Adopted, file: Path, argv: Sequence[str], model: str, drafter: str | None) -> list[str]:
     """The words with the second model by its repository; its commit goes to `made`. ManifestError for a model that is
     none of a Hub: a recipe without its drafter would be another one; InputError for the model itself."""
     plan = drafters.speculation(argv, file)
@@ -241,24 +239,22 @@ def take_drafter(made: Adopted, file: Path, argv: Sequence[str], model: str, dra
     if draft in (None, model, MODEL_PATH):  # a head of its own that the model's files have
         return set_flag(argv, drafters.FLAG, plan | {"model": MODEL_PATH}) if draft == model else list(argv)
     if not REPO.fullmatch(draft):
-        step = f"say which one it is: invoke add {file} --drafter hf:OWNER/NAME"
+        step = f"invoke add {file} --drafter hf:OWNER/NAME"
         expected = "a repository of the Hub, OWNER/NAME"
         raise ManifestError(file, f"command, {drafters.FLAG}: model", draft, expected, next_step=step)
     asked = {key: value for key, value in plan.items() if key != "revision"} | {"model": draft}
-    made.drafter, made.drafter_revision = draft, str(plan.get("revision") or UNRESOLVED)
-    own = drafters.second_model(plan)
+    adopted.drafter, adopted.drafter_revision = draft, str(plan.get("revision") or UNRESOLVED)
     if not drafter:
-        made.told.append(f"draft model {draft} -> `drafter`: it is pinned, locked and fetched as the model is")
-    elif own not in (None, drafter):
-        made.told.append(f"draft model {own} -> {drafter}, as --drafter says")
+        adopted.notes.append(f"draft model {draft} -> `drafter`: it is pinned, locked and fetched as the model is")
+    elif (replaced := drafters.second_model(plan)) not in (None, drafter):
+        adopted.notes.append(f"draft model {replaced} -> {drafter}, as --drafter says")
     return list(argv) if asked == plan else set_flag(argv, drafters.FLAG, asked)
 
 
 def with_plan(argv: Sequence[str], file: object) -> list[str]:
     """The words with parts of --speculative-config, and flags of its keys, in it."""
-    said = {key: flag_value(argv, flag) for flag, key in drafters.SHORTS.items()}
-    given = {key: vllm_flags.read_json(value) for key, value in said.items() if value}
-    plan = drafters.speculation(argv, file) | given
-    if not given and not any(flag.key.startswith(f"{drafters.FLAG}.") for flag in vllm_flags.parse_flags(argv)[1]):
+    plan = drafters.speculation(argv, file)
+    keys = {flag.key.partition(".") for flag in vllm_flags.parse_flags(argv)[1]}
+    if not any(key in vllm_flags.SHORTS or (key == drafters.FLAG and part) for key, _, part in keys):
         return list(argv)
-    return set_flag(drop_flags(argv, *drafters.SHORTS), drafters.FLAG, json.dumps(plan, ensure_ascii=False))
+    return set_flag(drop_flags(argv, *vllm_flags.SHORTS), drafters.FLAG, plan)

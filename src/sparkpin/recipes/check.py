@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sparkpin.build.pair import Pairing
 from sparkpin.core.errors import WHOLE, InputError, SparkpinError
 from sparkpin.core.names import did_you_mean, names_in
 from sparkpin.pins import manifests, schema, vllm_command
@@ -24,12 +23,12 @@ from sparkpin.recipes.shell import FACTS
 from sparkpin.recipes.vllm_parser import nearest
 
 
-@dataclass(frozen=True)
+@dataclass
 class CheckedRecipe:
     """machines, model: "?" where the file does not tell; read_as: of a file that is none of recipes/."""
 
     name: str
-    found: list[RecipeFinding]
+    found: list[RecipeFinding] = field(default_factory=list)
     stack: str = "?"
     machines: int | str = "?"
     model: str = "?"
@@ -45,12 +44,12 @@ class CheckedRecipe:
 
 
 @contextlib.contextmanager
-def faults_of(found: list[RecipeFinding], key: str = WHOLE, own: str = "") -> Iterator[None]:
+def faults_of(found: list[RecipeFinding], key: str = WHOLE, file: str = "") -> Iterator[None]:
     """What is raised becomes a finding, unless an error is known already: it is that one in other words."""
     try:
         yield
     except SparkpinError as fault:
-        finding = of_error(fault, key, own=own)
+        finding = of_error(fault, key, file=file)
         if finding.severity != "error" or not any(one.severity == "error" for one in found):
             found.append(finding)
 
@@ -58,29 +57,37 @@ def faults_of(found: list[RecipeFinding], key: str = WHOLE, own: str = "") -> It
 def check(project: Path, what: str, stack: str | None = None) -> CheckedRecipe:
     """what: a file, or a name of recipes/. InputError for what is neither, and for a stack that is not
     there; all other faults are findings."""
-    path, own = file_or_name(project, what, stack)
+    path, is_ours = file_or_name(project, what, stack)
     if stack is not None:
         manifests.load_stack(project, stack)
-    found: list[RecipeFinding] = []
-    checked = CheckedRecipe(f"recipes/{path.name}" if own else what, found)
-    with faults_of(found, own=str(path) if own else ""):
-        if own:
+    checked = CheckedRecipe(f"recipes/{path.name}" if is_ours else what)
+    with faults_of(checked.found, file=str(path) if is_ours else ""):
+        if is_ours:
             read = manifests.load_recipe(project, path.stem)
-            found += own_findings(project, read)
-            return replace(checked, stack=read.stack, machines=read.nodes, model=read.model)
-        recipe = foreign.load(path)
-        chosen = manifests.load_stack(project, place_of(recipe, stack)[0])
-        found += foreign_findings(project, recipe, chosen)
-        read_as = f"version {recipe.said_version}, compared with stack {chosen.name} (vLLM {chosen.vllm})"
-        checked = replace(checked, stack=chosen.name, model=recipe.model, read_as=read_as)
-        checked = replace(checked, machines=render.machines_of(recipe))
-        made = adopt(project, recipe, plain_name(path.stem), Wanted(stack=stack))  # what `add` would say
-        told = [one.text.partition(": ")[0] for one in found if one.severity == "error"]
-        told += [f"the unknown key {name}" for name in recipe.others]
-        unmapped = [line for line in made.unmapped if line.partition(": ")[0] not in told]  # else it stands twice
-        found += [RecipeFinding("warning", "add", f"not mapped: {line}") for line in unmapped]
-        found += [RecipeFinding("note", "add", line) for line in made.told]
-    return replace(checked, found=ordered(found))
+            checked.stack, checked.machines, checked.model = read.stack, read.nodes, read.model
+            checked.found += own_findings(project, read)
+        else:
+            check_foreign(checked, project, foreign.load(path), stack)
+    checked.found = ordered(checked.found)
+    return checked
+
+
+def check_foreign(
+    checked: CheckedRecipe, project: Path, recipe: foreign.CommunityRecipe, stack: str | None = None
+) -> None:
+    """Also what `add` would print of it, unless an error says the same."""
+    chosen = manifests.load_stack(project, place_of(recipe, stack)[0])
+    checked.found += foreign_findings(project, recipe, chosen)
+    checked.read_as = f"version {recipe.shown_version}, compared with stack {chosen.name} (vLLM {chosen.vllm})"
+    checked.stack, checked.model = chosen.name, recipe.model
+    checked.machines = render.machines_of(recipe)
+    adopted = adopt(project, recipe, plain_name(recipe.path.stem), Wanted(stack=stack))
+    known = {one.text.partition(": ")[0] for one in checked.errors} | {
+        f"the unknown key {name}" for name in recipe.others
+    }
+    unmapped = [f"not mapped: {line}" for line in adopted.unmapped if line.partition(": ")[0] not in known]
+    checked.found += [RecipeFinding("warning", "add", line) for line in unmapped]
+    checked.found += [RecipeFinding("note", "add", line) for line in adopted.notes]
 
 
 def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: schema.Stack) -> list[RecipeFinding]:
@@ -97,9 +104,9 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
         if recipe.model and argv[2] != recipe.model and not argv[2].startswith("/"):
             text = f"the command serves {argv[2]}, and `model` is {recipe.model}: the wrong one is fetched"
             found.append(error(text, "name the same model"))
-        kept = {name: value for name, value in env.items() if not useless(name)}  # what `add` keeps
-        found += [of_error(fault) for fault in value_faults(argv, kept, recipe.path)]
-        if flag_value(argv, CACHE_TYPE) in BETTER:  # that is said already
+        carried = {name: value for name, value in env.items() if not useless(name)}  # by `add`
+        found += [of_error(fault) for fault in value_faults(argv, carried, recipe.path)]
+        if flag_value(argv, CACHE_TYPE) in BETTER:  # which is found already
             argv = drop_flags(argv, CACHE_TYPE)
         if recipe.origin:
             argv, env = vllm_command.overlaid(argv, env, stack, chain)
@@ -137,18 +144,18 @@ def unused(defaults: Iterable[str], asked: set[str]) -> Iterator[RecipeFinding]:
 def own_findings(project: Path, recipe: schema.Recipe) -> list[RecipeFinding]:
     """Of a recipe of recipes/, with what its stack and stages add; also the errors of its first stage, which gets
     what later ones replace."""
-    own = str(project / recipe.file)
+    file = str(project / recipe.file)
     found = [RecipeFinding("warning", f"env.{key}", why, "remove it") for key in recipe.env if (why := useless(key))]
     found += unused(recipe.defaults, render.names_v1(recipe.command))
-    with faults_of(found, own=own):
+    with faults_of(found, file=file):
         stack, chain = manifests.load_stack(project, recipe.stack), manifests.load_chain(project, recipe.stage)
-        with faults_of(found, "mods", own):
-            read_templates(project, recipe.mods, own, stack.vllm)
-        with faults_of(found, "model", own):
+        with faults_of(found, "mods", file):
+            read_templates(project, recipe.mods, file, stack.vllm)
+        with faults_of(found, "model", file):
             pin = manifests.model_of(project, recipe)
             if pin.drafter and pin.drafter.drafts:
                 plan = speculation(vllm_command.own_argv(recipe))
-                found += [of_error(fault, own=own) for fault in method_faults(plan, pin.drafter.drafts, recipe.file)]
+                found += [of_error(fault, file=file) for fault in method_faults(plan, pin.drafter.drafts, recipe.file)]
             for folder in [one.folder for one in pin.repositories.values() if one.folder]:
                 if not (project / folder).is_dir():
                     text, hint = f"{folder}: nobody has made this folder yet", f"pins/models/{pin.name}.yaml says how"
@@ -156,7 +163,7 @@ def own_findings(project: Path, recipe: schema.Recipe) -> list[RecipeFinding]:
             if not pin.is_made:
                 manifests.load_model_lock(project, pin)
         found += findings(planned(project, recipe, stack, chain))
-        lower = [one for one in findings(planned(project, recipe, stack, chain[:1])) if one.severity == "error"]
+        lower = mistakes(project, recipe, stack, chain[:1])
         found += [replace(one, text=f"in stage {chain[0].name}: {one.text}") for one in lower if one not in found]
     return ordered(found)
 
@@ -166,26 +173,24 @@ def planned(project: Path, recipe: schema.Recipe, stack: schema.Stack, chain: Se
     return PlannedServer(project, recipe.model, argv, env, stack, recipe.mods, chain, recipe.family)
 
 
-def mistakes(project: Path, pairing: Pairing) -> list[RecipeFinding]:
-    """What keeps a pairing's server from starting, or from doing what is meant: the errors alone."""
-    recipe, stack = pairing.recipe, pairing.stack
-    server = PlannedServer(
-        project, recipe.model, pairing.argv, pairing.env, stack, recipe.mods, pairing.chain, recipe.family
-    )
-    return [finding for finding in ordered(findings(server)) if finding.severity == "error"]
+def mistakes(
+    project: Path, recipe: schema.Recipe, stack: schema.Stack, chain: Sequence[schema.Stage]
+) -> list[RecipeFinding]:
+    """What keeps a server from starting, or from doing what is meant: the errors alone."""
+    return [one for one in ordered(findings(planned(project, recipe, stack, chain))) if one.severity == "error"]
 
 
 def file_or_name(project: Path, what: str, stack: str | None = None) -> tuple[Path, bool]:
     """The file that is meant, and whether it is one of recipes/, which a name means. stack: what --stack says."""
     folder, path = project / "recipes", Path(what)
     named = folder / f"{what.removesuffix('.yaml')}.yaml"
-    own = named if path.name == what and named.is_file() else path
-    if not own.is_file():
+    file = named if path.name == what and named.is_file() else path
+    if not file.is_file():
         guess = did_you_mean(path.name.removesuffix(".yaml"), names_in(folder), most=3)
-        step = f"{guess}`invoke recipe list` has the names; otherwise give a file or a folder"
+        step = f"{guess}`invoke recipe list` has the names; otherwise give a file, or a folder with recipes"
         raise InputError(f"no recipe {what!r}", next_step=step)
-    is_own = own.resolve().parent == folder.resolve()
-    if is_own and stack is not None:
+    is_ours = file.resolve().parent == folder.resolve()
+    if is_ours and stack is not None:
         step = "leave --stack out, or change the key `stack` of the recipe"
-        raise InputError(f"--stack {stack} is for a file: {own.stem} of recipes/ names its stack", next_step=step)
-    return own, is_own
+        raise InputError(f"--stack {stack} is for a file: {file.stem} of recipes/ names its stack", next_step=step)
+    return file, is_ours

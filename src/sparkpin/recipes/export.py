@@ -56,12 +56,12 @@ def export(subject: ExportedRecipe, form: Format) -> str:
     require_values(subject.argv, subject.env, subject.name)  # their runners' shells read all of it
     value = value_of(subject, form)
     server = render(foreign.of(value, Path(f"{subject.name}.yaml")))
-    made, wanted = (
+    read, wanted = (
         drop_flags([*argv[:2], MODEL_PATH, *argv[3:]], "--host", "--revision", EXECUTOR, NODES)
         for argv in ([*server.argv, *server.left], subject.argv)
     )  # without what a format says in its own way
-    if made != wanted:
-        word = next((one for one in wanted if one not in made), shlex.join(made))
+    if read != wanted:
+        word = next((one for one in wanted if one not in read), shlex.join(read))
         file = f"recipe {subject.name}, for {TOOLS[form]}"
         step = "take the other format, or leave that flag out of the recipe"
         raise ManifestError(file, "command", word, "words without its runner's placeholders", next_step=step)

@@ -44,6 +44,12 @@ def plan_of(paths: Paths, recipe: schema.Recipe, flags: Mapping[str, FlagValue])
     return inputs.read_inputs(paths, with_flags(recipe, flags), stack, chain).plan(idle)
 
 
+def requests_of(plan: MemoryPlan) -> str:
+    """How many of the longest context fit at once, or why it does not fit."""
+    fitting = plan.chosen.requests.get(plan.max_model_len, 0)
+    return "; ".join(plan.problems) or f"{fitting} requests of {plan.max_model_len} tokens fit at once"
+
+
 def fit(paths: Paths, recipe: schema.Recipe) -> tuple[dict[str, FlagValue], list[str]]:
     """Flags for the longest context that fits, up to the model's own, the requests of that length that fit at once, and
     the memory for these; and a reason for each.
@@ -56,9 +62,9 @@ def fit(paths: Paths, recipe: schema.Recipe) -> tuple[dict[str, FlagValue], list
     if 0 < (share := math.floor(free / memory * 100) / 100) < MOST:
         flags[SHARE] = share
         plan = plan_of(paths, recipe, flags)
-    own, longest = plan.geometry.max_positions, plan.max_model_len
+    most, longest = plan.geometry.max_positions, plan.max_model_len
     fitting = plan.chosen.requests.get(longest, 0)
-    length = own if longest == own else min(own, max(STEP, longest // STEP * STEP))
+    length = most if longest == most else min(most, max(STEP, longest // STEP * STEP))
     flags |= {LENGTH: length, SEQUENCES: max(FEW, min(fitting, MANY))}
     used = sum(line.span[1] for line in plan.inside) + plan.pool_line.bytes * min(1, flags[SEQUENCES] / max(1, fitting))
     flags[SHARE] = min(flags[SHARE], math.ceil(used / memory * 100) / 100)
@@ -68,10 +74,10 @@ def fit(paths: Paths, recipe: schema.Recipe) -> tuple[dict[str, FlagValue], list
     if final.problems:
         step = "; ".join(final.hints) or "choose a smaller model, or more machines: --nodes 2"
         raise InputError(f"it does not fit {final.machine.source}: {'; '.join(final.problems)}", next_step=step)
-    whole = "the model's own" if length == own else f"the longest that fits (the model's own: {own})"
-    told = {
-        LENGTH: f"{whole}, on {final.machine.source}",
-        SEQUENCES: f"{final.requests[length]} requests of that length fit at once; shorter ones share the cache",
+    limit = "the model's own" if length == most else f"the longest that fits (the model's own: {most})"
+    reasons = {
+        LENGTH: f"{limit}, on {final.machine.source}",
+        SEQUENCES: f"{requests_of(final)}; shorter ones share the cache",
         SHARE: "weights and the cache of these requests, by the plan",
     }
-    return flags, [f"{flag} {value}: {told[flag]}" for flag, value in flags.items()]
+    return flags, [f"{flag} {value}: {reasons[flag]}" for flag, value in flags.items()]

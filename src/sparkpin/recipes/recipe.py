@@ -104,9 +104,9 @@ class CommunityRecipe(BaseModel, frozen=True, protected_namespaces=()):
         return 1 if self.solo_only or self.mode == "solo" else self.max_nodes
 
     @property
-    def said_version(self) -> str:
-        said = clipped(printable(str(self.raw.get("recipe_version", self.version))))
-        return said if said == self.version else f"{said}, read as {self.version}"
+    def shown_version(self) -> str:
+        written = clipped(printable(str(self.raw.get("recipe_version", self.version))))
+        return written if written == self.version else f"{written}, read as {self.version}"
 
     @property
     def applied(self) -> tuple[str, ...]:
@@ -136,14 +136,14 @@ class Tolerant(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[m
         try:
             if kind in UNREAD or (kind in ("int", "float") and is_text and len(node.value) > DIGITS):
                 raise ValueError
-            made = super().construct_object(node, deep)
+            value = super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError):
             got = f"{clipped(shown(node.value)) if is_text else 'something'}, which is no {kind} here"
             raise yaml.constructor.ConstructorError(None, None, got, node.start_mark) from None
-        if isinstance(made, str) and (found := CONTROL.search(made)):
+        if isinstance(value, str) and (found := CONTROL.search(value)):
             got = f"the character {found[0]!r} in a text"
             raise yaml.constructor.ConstructorError(None, None, got, node.start_mark)
-        return made
+        return value
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         known: set[str] = set()
@@ -202,9 +202,9 @@ def of(value: Any, path: Path, repeated: Mapping[str, int] | None = None) -> Com
         origin = parse(RecipeOrigin, metadata["sparkpin"], path)
     elif version == "1" and "stack" in value:
         origin = parse(RecipeOrigin, value, path)
-    own = {"path": path, "version": version, "raw": value, "repeated": repeated or {}, "origin": origin}
-    said = {key: value[key] for key in READ & value.keys() if value[key] not in (None, "", [], {})}  # `key:` is empty
-    read = parse(CommunityRecipe, said | own, path)
+    about = {"path": path, "version": version, "raw": value, "repeated": repeated or {}, "origin": origin}
+    keys = {key: value[key] for key in READ & value.keys() if value[key] not in (None, "", [], {})}  # `key:` is empty
+    read = parse(CommunityRecipe, keys | about, path)
     described = read.description or str(read.metadata.get("description") or "")
     revision = origin.model_revision if origin else read.model_revision if version == "2" else ""
     return read.model_copy(update={"description": described, "model_revision": revision})

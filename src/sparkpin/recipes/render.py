@@ -38,13 +38,13 @@ PLAIN_FORM = re.compile(r"[<>^]?\d{0,2}(?:\.\d)?[a-z%]?")  # of {port:5}; more f
 BROKEN = re.compile(r"\\[ \t]+\n")
 
 
-def render(recipe: CommunityRecipe, *, alone: bool = False) -> Launch:
-    """alone: as on one machine, where version 1 sets tensor_parallel to 1 and leaves the executor backend out.
+def render(recipe: CommunityRecipe, *, single: bool = False) -> Launch:
+    """single: as on one machine, where version 1 sets tensor_parallel to 1 and leaves the executor backend out.
 
     ManifestError: what the runner could not start either, or only a shell could tell.
     """
     env = {name: meant(value) for name, value in recipe.env.items()} if recipe.version == "1" else recipe.env
-    server = Shell(recipe.path, script_of(recipe, alone=alone), dict(env), set(env)).launch()
+    server = Shell(recipe.path, script_of(recipe, single=single), dict(env), set(env)).launch()
     if recipe.version != "2":
         return server
     values = values_v2(recipe)
@@ -52,13 +52,13 @@ def render(recipe: CommunityRecipe, *, alone: bool = False) -> Launch:
     return replace(server, missing=tuple(sorted(name for name in asked if values.get(name) is None)))
 
 
-def script_of(recipe: CommunityRecipe, *, alone: bool = False) -> str:
+def script_of(recipe: CommunityRecipe, *, single: bool = False) -> str:
     """The command with its placeholders filled in, as the runner hands it to bash."""
     if recipe.version == "1":
-        values = {**recipe.defaults, **({"tensor_parallel": 1} if alone else {})}
+        values = {**recipe.defaults, **({"tensor_parallel": 1} if single else {})}
         text = fill_v1(recipe.command, values, recipe.path).rstrip().rstrip("\\").rstrip()
         lines = re.sub(rf"{EXECUTOR}(?:=|\s+)\S+", "", text).split("\n")
-        return "\n".join(line for line in lines if line.strip() not in ("", "\\")).strip() if alone else text.strip()
+        return "\n".join(line for line in lines if line.strip() not in ("", "\\")).strip() if single else text.strip()
     if recipe.version != "2":
         return recipe.command
     values = values_v2(recipe)
@@ -111,7 +111,7 @@ def machines_of(recipe: CommunityRecipe) -> int:
 
 def as_run_here(recipe: CommunityRecipe) -> Launch:
     """As on one machine where it runs on one, so that `check` and `import` judge and write the same words."""
-    return render(recipe, alone=not recipe.origin and machines_of(recipe) == 1)
+    return render(recipe, single=not recipe.origin and machines_of(recipe) == 1)
 
 
 def served_model(recipe: CommunityRecipe, argv: Sequence[str]) -> str:
@@ -121,14 +121,14 @@ def served_model(recipe: CommunityRecipe, argv: Sequence[str]) -> str:
         raise other_engine(recipe, "command", " ".join(argv[:3]))
     model = argv[2] if REPO.fullmatch(argv[2]) else recipe.origin.model if recipe.origin else recipe.model
     if not REPO.fullmatch(model):
-        step = f"say which one it is: invoke add {recipe.path} --model OWNER/NAME"
+        step = f"invoke add {recipe.path} --model OWNER/NAME"
         raise ManifestError(recipe.path, "model", model, "a repository of the Hub, OWNER/NAME", next_step=step)
     flags = ("--runner", "--convert", "--task")
-    said = {f"{flag} {value}": value for flag in flags if (value := flag_value(argv, flag))}
-    if {*said.values()} - {*TEXT} or (not said and POOLING.search(model)):
+    given = {f"{flag} {value}": value for flag in flags if (value := flag_value(argv, flag))}
+    if {*given.values()} - {*TEXT} or (not given and POOLING.search(model)):
         expected = "a model that writes text: nothing here checks /v1/embeddings or /rerank, so no release could pass"
         step = "serve it with its own runner, on another port, next to a model of sparkpin's"
-        raise ManifestError(recipe.path, "command", " ".join(said) or model, expected, next_step=step)
+        raise ManifestError(recipe.path, "command", " ".join(given) or model, expected, next_step=step)
     return model
 
 

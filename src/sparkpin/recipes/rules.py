@@ -17,7 +17,7 @@ from sparkpin.core.terminal import count
 from sparkpin.memory.division import HYBRID_PIPELINE, division_faults
 from sparkpin.memory.plan import SPARK_TOTAL
 from sparkpin.pins import manifests, schema, vllm_command
-from sparkpin.pins.drafters import SHORTS, method_faults, second_model, speculation
+from sparkpin.pins.drafters import method_faults, second_model
 from sparkpin.pins.mods import template_names
 from sparkpin.pins.nodes import PIPELINE, nodes_of
 from sparkpin.pins.values import STAGE, lacks_mod
@@ -49,9 +49,11 @@ class RecipeFinding:
     key: str  # of the file
     text: str
     hint: str = ""  # what mends it
+    step: str = ""  # the command to type next, before any other
 
     def __str__(self) -> str:
-        key, text, hint = (clipped(part, LONGEST) for part in (self.key, self.text, self.hint))
+        hint = self.hint or (self.step and f"next: {self.step}")
+        key, text, hint = (clipped(part, LONGEST) for part in (self.key, self.text, hint))
         return f"{self.severity}: {key}: {text}" + (f"; {hint}" if hint else "")
 
 
@@ -59,18 +61,19 @@ class RecipeFinding:
 error, warning = partial(RecipeFinding, "error", "command"), partial(RecipeFinding, "warning", "command")
 
 
-def of_error(error: SparkpinError, key: str = WHOLE, *, own: str = "") -> RecipeFinding:
-    """key: that led to it, for what is wrong in another file than `own` (empty: in none)."""
+def of_error(error: SparkpinError, key: str = WHOLE, *, file: str = "") -> RecipeFinding:
+    """key: that led to it, for what is wrong in another file than the recipe's own `file` (empty: in none)."""
     if not isinstance(error, ManifestError):
         return RecipeFinding("error", key, error.message, error.next_step)
-    if error.next_step.startswith(("invoke lock", "curl ")):  # that is no mistake
-        hint = f"next: {error.next_step.partition(': ')[0]}"
-        return RecipeFinding("note", key, error.expected.removeprefix(LACKS), hint)
-    elsewhere = own != "" and not own.endswith(error.file)
+    step = error.next_step if error.next_step.startswith(("invoke add", "invoke lock", "curl ")) else ""
+    if step and not step.startswith("invoke add"):  # what is not here yet is no mistake
+        return RecipeFinding("note", key, error.expected.removeprefix(LACKS), step=step)
+    elsewhere = file != "" and not file.endswith(error.file)
     text = error.message if elsewhere else error.fault
-    hint = "" if error.next_step.startswith((f"correct {error.key} in ", f"correct {own},")) else error.next_step
+    is_plain = step or error.next_step.startswith((f"correct {error.key} in ", f"correct {file},"))
     meant = nearest(error.key.rpartition(".")[2], error.known)  # of a key that nobody knows
-    return RecipeFinding("error", key if elsewhere else error.key, text, meant or hint)
+    hint = meant or ("" if is_plain else error.next_step)
+    return RecipeFinding("error", key if elsewhere else error.key, text, hint, step)
 
 
 def ordered(findings: list[RecipeFinding]) -> list[RecipeFinding]:
@@ -125,12 +128,12 @@ class PlannedServer:
             return None
         return found[-1].value or ""
 
-    def said(self, name: str) -> str | None:
-        """Of a flag, a part of its JSON after a dot, or a variable, which a pattern may mean; None where they are not
-        said."""
+    def setting(self, name: str) -> str | None:
+        """Of a flag, a part of its JSON after a dot, or a variable, which a pattern may mean; None where it is not
+        set."""
         flag, _, part = name.partition(".")
         if part:
-            parts = self.speculation if flag == SPECULATION else self.json(flag)
+            parts = self.json(flag)
             return str(parts[part]) if part in parts else None
         return self.value(flag) if flag.startswith("-") else self.env.get(self.named(flag))
 
@@ -139,17 +142,10 @@ class PlannedServer:
         return next((name for name in self.env if fnmatchcase(name, pattern)), pattern)
 
     def json(self, flag: str) -> dict[str, Any]:
-        with contextlib.suppress(ManifestError):  # what `of_words` tells
+        """All that sets it, in one; empty for what is no JSON, which `of_words` finds."""
+        with contextlib.suppress(ManifestError):
             return Flags(self.argv, "the command", {}).json(flag)
         return {}
-
-    @cached_property
-    def speculation(self) -> dict[str, Any]:
-        """--speculative-config, whether it stands as JSON, in parts or in flags of its keys."""
-        parts = {key: value for flag, key in SHORTS.items() if (value := flag_value(self.argv, flag)) is not None}
-        with contextlib.suppress(ManifestError):  # what `of_words` tells
-            return speculation(self.argv) | parts
-        return parts
 
 
 def of_words(served: PlannedServer) -> Iterator[RecipeFinding]:
@@ -191,15 +187,15 @@ def of_value(served: PlannedServer, name: str, value: str) -> Iterator[RecipeFin
     known = entry.get("known", ())
     brought = FACTS["values_of_packages"].get(name, {}).get(value) in (served.packages or ())
     is_named = brought or value.lower() in {*map(str.lower, known), *NO_FILE} or "." in value
-    is_told = any(next(iter(issue.when)) == name for issue in served.issues)  # with what to do
-    if known and not is_named and not is_told and served.value(PLUGINS.get(name, name)) in (None, value):
+    is_known = any(next(iter(issue.when)) == name for issue in served.issues)  # with what to do
+    if known and not is_named and not is_known and served.value(PLUGINS.get(name, name)) in (None, value):
         unknown = warning if entry.get("open") else error
         few = f"it has {', '.join(known)}" if len(known) < 100 and unknown is error else ""
         text = f"{name} {value}: not among what vLLM {served.parser.wanted} has"
         yield unknown(text, nearest(value, known) or few)
     if lacks_file(name, value, served.model, template_names(served.project, served.mods)):
-        own = ": the model's repository has a template of its own" if name == TEMPLATE else " with its parser"
-        hint = f"leave the flag out, as `invoke add` does{own}"
+        why = ": the model's repository has a template of its own" if name == TEMPLATE else " with its parser"
+        hint = f"leave the flag out, as `invoke add` does{why}"
         yield error(f"{name} {value}: nothing of this project brings that file to the server", hint)
 
 
@@ -215,10 +211,9 @@ def lacks_file(flag: str, value: str, model: str, templates: Collection[str]) ->
 
 def of_environment(served: PlannedServer) -> Iterator[RecipeFinding]:
     gone: dict[str, str] = FACTS["env_that_became_flags"]
-    told_already = [next(iter(issue.when)) for issue in served.issues]
+    known = [*served.parser.environment, *(next(iter(issue.when)) for issue in served.issues)]
     for name in served.env:
-        is_told = any(fnmatchcase(name, pattern) for pattern in told_already)
-        if name.startswith("VLLM_") and name not in served.parser.environment and not is_told:
+        if name.startswith("VLLM_") and not any(fnmatchcase(name, pattern) for pattern in known):
             flag = next((flag for pattern, flag in gone.items() if fnmatchcase(name, pattern)), "")
             hint = f"write {flag}" if flag else nearest(name, served.parser.environment, 0.87)
             text = f"vLLM {served.parser.wanted} does not know this variable"
@@ -229,7 +224,7 @@ def of_known_issues(served: PlannedServer) -> Iterator[RecipeFinding]:
     for issue in served.issues:
         name = next(iter(issue.when))
         key = "command" if name.startswith("-") else f"env.{served.named(name)}"
-        text = told(issue, served.said).replace(name, served.named(name), 1)
+        text = sentence(issue, served.setting).replace(name, served.named(name), 1)
         yield RecipeFinding(issue.severity, key, text, issue.do)
 
 
@@ -240,7 +235,7 @@ def applies(issue: schema.KnownIssue, served: PlannedServer) -> bool:
         and (not issue.models or any(fnmatchcase(served.model.lower(), model.lower()) for model in issue.models))
         and schema.is_within(issue.vllm, served.parser.wanted)
         and (not issue.lacks or (served.packages is not None and issue.lacks not in served.packages))
-        and holds(issue, served.said)
+        and holds(issue, served.setting)
     )
 
 
@@ -265,23 +260,23 @@ def fits(condition: str, value: str | None) -> bool:
     return {"<": number < limit, "<=": number <= limit, ">": number > limit, ">=": number >= limit}[found[1]]
 
 
-def told(issue: schema.KnownIssue, value: Callable[[str], str | None]) -> str:
+def sentence(issue: schema.KnownIssue, value: Callable[[str], str | None]) -> str:
     """In one line, with the threads that it is known from."""
     name = next(iter(issue.when))
-    seen = value(name)
-    subject = f"no {name}" if seen is None else f"{name} {seen}".strip()
-    threads = [f"{found[1]}#{found[2]}" for one in issue.evidence if (found := THREAD.fullmatch(one.source))]
+    found = value(name)
+    subject = f"no {name}" if found is None else f"{name} {found}".strip()
+    threads = [f"{thread[1]}#{thread[2]}" for one in issue.evidence if (thread := THREAD.fullmatch(one.source))]
     return f"{subject}: {issue.text}" + (f" ({', '.join(threads)})" if threads else "")
 
 
 def of_draft(served: PlannedServer) -> Iterator[RecipeFinding]:
     """Of a second model that the command names by its repository, as recipes of ours never do."""
-    draft = second_model(served.speculation)
+    draft = second_model(plan := served.json(SPECULATION))
     if not isinstance(draft, str) or draft == served.model or draft.startswith(MODEL_PATH):
         return
     pins = [pin for pin in manifests.readable_models(served.project)[0] if pin.repositories[pin.base].repo == draft]
     for pin in pins:
-        yield from map(of_error, method_faults(served.speculation, pin.drafts, "command") if pin.drafts else ())
+        yield from map(of_error, method_faults(plan, pin.drafts, "command") if pin.drafts else ())
 
 
 def of_cache(served: PlannedServer) -> Iterator[RecipeFinding]:

@@ -43,8 +43,8 @@ def of_script(file: Path, text: str, environment: Mapping[str, str]) -> Launch:
     if launch.argv[0] not in shell.ENGINES:
         return launch
     words = launch.argv[launch.argv.index("run") + 1 :]
-    made = of_docker(file, words, {**environment, **script.values, **launch.env})
-    return replace(made, left=made.left + launch.left)
+    server = of_docker(file, words, {**environment, **script.values, **launch.env})
+    return replace(server, left=server.left + launch.left)
 
 
 def of_docker(file: Path, words: Sequence[str], environment: Mapping[str, str]) -> Launch:

@@ -93,19 +93,19 @@ class VllmParser:
 
     @cached_property
     def argparser(self) -> _Parser:
-        made = _Parser(prog="vllm serve", add_help=False)
-        made.add_argument("model_tag")
+        parser = _Parser(prog="vllm serve", add_help=False)
+        parser.add_argument("model_tag")
         for name, entry in self.flags.items():
             names, nargs = (*entry.get("also", ()), name), entry.get("nargs")
             more: dict[str, Any] = {"dest": name[2:].replace("-", "_"), "default": None}
             if nargs == "switch":
-                made.add_argument(*names, action=argparse.BooleanOptionalAction, **more)
+                parser.add_argument(*names, action=argparse.BooleanOptionalAction, **more)
             elif nargs == 0:
-                made.add_argument(*names, action="store_true", **more)
+                parser.add_argument(*names, action="store_true", **more)
             else:
                 choices = [*entry["choices"], *([None] if entry.get("none") else [])] if "choices" in entry else None
-                made.add_argument(*names, type=partial(self.converted, entry), nargs=nargs, choices=choices, **more)
-        return made
+                parser.add_argument(*names, type=partial(self.converted, entry), nargs=nargs, choices=choices, **more)
+        return parser
 
     def converted(self, entry: Mapping[str, Any], text: str) -> Any:
         """A word as the type of its flag."""
@@ -123,7 +123,7 @@ class VllmParser:
             self.model(name).model_validate_json(expanded)
             return json.loads(expanded)
         except ValidationError as error:
-            raise argparse.ArgumentTypeError(self.told(name, error)) from None
+            raise argparse.ArgumentTypeError(self.in_one_line(name, error)) from None
 
     def require(self, name: str, value: Any) -> None:
         """Refused for a value that vLLM's parser took and vLLM refuses, by the type that it has for it."""
@@ -139,9 +139,9 @@ class VllmParser:
             for form in forms if value is not None else ():
                 TypeAdapter(self.typed(form)).validate_python(value)
         except ValidationError as error:
-            raise Refused(f"argument {name}: {self.told(entry.get('config', ''), error)}") from None
+            raise Refused(f"argument {name}: {self.in_one_line(entry.get('config', ''), error)}") from None
 
-    def told(self, name: str, error: ValidationError) -> str:
+    def in_one_line(self, name: str, error: ValidationError) -> str:
         """All that pydantic finds, in one line each field once, with what may have been meant."""
         rows: dict[str, str] = {}
         for one in error.errors(include_url=False, include_context=False):

@@ -39,7 +39,7 @@ def test_the_hub_pins_the_model_and_the_recipe_can_be_exported(tmp_path: Path) -
         output = tmp_path / f"{form}.yaml"
         copy.done("recipe", "export", "some-recipe", "--format", form, "--output", str(output))
         loaded = recipe.load(output)
-        made = render.render(loaded, alone=True)
+        made = render.render(loaded, single=True)
         assert loaded.container == last.tag and f":base-{last.key[:12]}" in last.tag
         host = "0.0.0.0" if form == "v2" else "127.0.0.1"  # sparkrun asks the machine's own address whether it is up
         own = vllm_flags.set_flag(last.argv, "--host", host)[3:]

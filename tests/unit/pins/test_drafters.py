@@ -126,7 +126,7 @@ def test_each_method_is_known_to_the_stacks_vllm() -> None:
     for file in DATA.glob("*.json"):
         data = json.loads(file.read_text())
         known = next(part["literal"] for part in data["configs"]["SpeculativeConfig"]["method"] if "literal" in part)
-        assert (drafters.SHORT in data["flags"]) == (Version(file.stem) >= Version("0.32")), file.stem
+        assert ("--spec-model" in data["flags"]) == (Version(file.stem) >= Version("0.32")), file.stem
         assert set(get_args(DRAFT_METHODS)) <= set(known), file.stem
 
 

@@ -132,6 +132,17 @@ def test_without_a_hub_the_share_of_the_memory_is_set(site: Site) -> None:
     assert not site.add("hf:Qwen/Qwen3-8B", no_lock=True, replace=True)
 
 
+@pytest.mark.parametrize("command", ["vllm serve {model} --gpu-memory-utilization 0.7", None])
+def test_the_share_that_a_file_brings_is_explained(site: Site, capsys: Told, tmp_path: Path, command: str) -> None:
+    value = {"recipe_version": "2", "model": "Qwen/Qwen3-8B", "container": "vllm-node", "runtime": "vllm"}
+    file = written(tmp_path, value | ({"command": command} if command else {}))
+    assert not site.add(file, "Qwen/Qwen3-8B", name="mine")
+    share = flag(site.recipe("mine"), SHARE)
+    assert share == ("0.7" if command else "0.8")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"  {SHARE} {share}: ")]
+    assert str(PLAIN["Qwen/Qwen3-8B"]) in line, "the context of the plan"
+
+
 def test_a_model_that_does_not_fit_is_refused(site: Site) -> None:
     write_model(site.root, "acme/Huge", CONFIGS["Qwen/Qwen3-8B"] | {"intermediate_size": 1_000_000})
     with site.unchanged(), pytest.raises(InputError) as caught:

@@ -146,7 +146,7 @@ def test_a_blank_after_a_backslash_ends_the_command_of_version_1(tmp_path: Path)
 def test_one_machine_of_version_1(tmp_path: Path) -> None:
     command = "vllm serve a/b \\\n --distributed-executor-backend ray \\\n -tp {tensor_parallel}"
     read = made(tmp_path, V1, command, defaults={"tensor_parallel": 2})
-    assert render.render(read, alone=True).argv == ("vllm", "serve", "a/b", "-tp", "1")
+    assert render.render(read, single=True).argv == ("vllm", "serve", "a/b", "-tp", "1")
 
 
 def test_a_missing_key(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ if CORPUS.is_dir():  # a clone alone has none of them
         assert (made.left, made.missing) == ([], ())
         assert (wanted["alone"] is None) == (read.least == 2)
         if wanted["alone"] is not None:
-            assert render.render(read, alone=True).argv == flat(wanted["alone"])
+            assert render.render(read, single=True).argv == flat(wanted["alone"])
 
     @pytest.mark.parametrize("path", sorted(CORPUS.glob("*.yaml")), ids=lambda path: path.stem[-50:])
     def test_bash_makes_the_same_words(path: Path, tmp_path: Path) -> None:

@@ -266,6 +266,17 @@ def rows_of(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
     return {row["name"].rpartition("/")[2]: row for row in json.loads(capsys.readouterr().out)["recipes"]}
 
 
+def test_check_goes_on_after_a_file_that_is_missing(
+    paths: Paths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = written(tmp_path, V1 | {"command": "vllm serve acme/sample-int4 --prot {port}"}, "bad.yaml")
+    for words, code in ((["nosuch", "scripted-tiny"], 2), (["nosuch", bad, "scripted-tiny"], tasks.MISTAKES)):
+        assert tasks.recipe_check(paths, words, json=True) == code
+        rows = rows_of(capsys)
+        assert [rows[Path(word).name]["verdict"] for word in words[:-1]] == ["refused"] * (len(words) - 1)
+        assert rows["scripted-tiny.yaml"]["verdict"] == "passes"
+
+
 def test_check_takes_files_folders_and_globs(paths: Paths, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "many/below").mkdir(parents=True)
     for name, change in {
@@ -420,7 +431,7 @@ def test_a_mod_is_a_template_or_needless_or_refused(project: Path, tmp_path: Pat
         adopt.take_mods(made, read, project, version)
         refused = [line for line in made.unmapped if line.startswith("mod ")]
         assert made.mods == ["fix-own"]
-        assert [mod for mod in needless if any(f"mod {mod} -> nothing" in line for line in made.told)] == needless
+        assert [mod for mod in needless if any(f"mod {mod} -> nothing" in line for line in made.notes)] == needless
         assert len(made.mods) + len(needless) + len(refused) == len(mods)
     assert any("--gpu-memory-utilization" in line for line in refused), "its counterpart"
 
@@ -431,7 +442,7 @@ OWN = "sparkpin/scripted-drafter"
 @pytest.mark.parametrize(
     ("words", "made", "drafter"),
     [
-        ("--spec-method mtp --spec-tokens {n}", '{{"method": "mtp", "num_speculative_tokens": 3}}', None),
+        ("--spec-method mtp --spec-tokens {n}", '{{"method":"mtp","num_speculative_tokens":3}}', None),
         (
             f"--spec_model={OWN} --spec-tokens 2",
             f'{{{{"model":"{OWN}","num_speculative_tokens":2,"method":"draft_model"}}}}',
@@ -439,7 +450,7 @@ OWN = "sparkpin/scripted-drafter"
         ),
         (
             "--spec-model x/draft --spec-method eagle3 --spec-tokens {n}",
-            '{{"model": "x/draft", "method": "eagle3", "num_speculative_tokens": 3}}',
+            '{{"model":"x/draft","method":"eagle3","num_speculative_tokens":3}}',
             "x/draft",
         ),
     ],
@@ -469,7 +480,7 @@ if CORPUS.is_dir():  # a clone alone has none of them
             return
         add.add(paths, str(path), no_lock=True)
         loaded = manifests.load_recipe(paths.project, adopt.plain_name(path.stem))
-        before = render.render(recipe.load(path), alone=loaded.nodes == 1)
+        before = render.render(recipe.load(path), single=loaded.nodes == 1)
         assert loaded.nodes == render.machines_of(recipe.load(path))
         made = vllm_command.own_argv(loaded)
         dropped = ("--chat-template", "--speculative-config", "--distributed-executor-backend")

@@ -71,7 +71,7 @@ def test_it_is_found_where_all_conditions_hold_and_not_where_one_fails(name: str
     served = server(issue)
     assert name in names(served), served
     found = {one.text: one.severity for one in rules.of_known_issues(served) if one.hint == issue.do}
-    text = rules.told(issue, served.said).replace(name_of := next(iter(issue.when)), name_of.replace("*", ""), 1)
+    text = rules.sentence(issue, served.setting).replace(name_of := next(iter(issue.when)), name_of.replace("*", ""), 1)
     assert found[text] == issue.severity
     assert all(one.source.rpartition("/")[2] in text for one in issue.evidence if "vllm-project/vllm#" in one.source)
     elsewhere = [replace(served, argv=("vllm", "serve", "/model", *HARMLESS), env={"VLLM_DISABLED_KERNELS": "x"})]

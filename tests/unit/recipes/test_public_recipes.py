@@ -131,7 +131,7 @@ if CORPUS:  # a clone alone has none of them
         for path, read in named:
             made = Adopted()
             take_mods(made, read, PROJECT, "0.33.0")
-            lines = [line for line in (*made.told, *made.unmapped) if line.startswith("mod ")]
+            lines = [line for line in (*made.notes, *made.unmapped) if line.startswith("mod ")]
             assert len(lines) == len(read.applied)
             for mod in map(mod_of, read.applied):
                 one = known.get(mod)
