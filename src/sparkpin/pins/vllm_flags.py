@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -183,11 +184,11 @@ class Flags:
             return None
         if auto and text in ("-1", "auto"):
             return AUTO
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)", text.strip())
-        if not found or ("." in found[1] and found[2] not in DECIMAL) or float(found[1]) == 0:
-            expected = "a positive number such as 32768, 32k or 32K"
-            raise ManifestError(self.origin(key), key, text, expected, next_step=NEXT)
-        return int(float(found[1]) * (BINARY | DECIMAL).get(found[2], 1))
+        with contextlib.suppress(ValueError):
+            if (number := size(text)) > 0:
+                return number
+        expected = "a positive number such as 32768, 32k or 32K"
+        raise ManifestError(self.origin(key), key, text, expected, next_step=NEXT)
 
     def fraction(self, key: str) -> float | None:
         text = self.text(key)
@@ -211,6 +212,14 @@ class Flags:
                 part = SHORTS.get(flag.key) or flag.words[0].partition("=")[0].partition(".")[2]
                 value = {**value, part: read_json(flag.value) if flag.value else flag.value}
         return {name.replace("-", "_"): one for name, one in value.items()} if key == SPECULATION else value
+
+
+def size(text: str) -> int:
+    """A whole number, with k for 1,000 and K for 1,024. ValueError for any other text."""
+    text, unit = text.strip(), text.strip()[-1:]
+    if unit in DECIMAL and re.fullmatch(r"\d+(\.\d+)?", text[:-1]):
+        return int(float(text[:-1]) * DECIMAL[unit])
+    return int(text[:-1]) * BINARY[unit] if unit in BINARY else int(text)
 
 
 def read_json(text: str) -> Any:

@@ -9,11 +9,8 @@ from pathlib import Path
 
 from sparkpin.core.errors import WHOLE, InputError, SparkpinError
 from sparkpin.core.names import did_you_mean, names_in
-from sparkpin.pins import manifests, schema, vllm_command
-from sparkpin.pins.drafters import method_faults, speculation
+from sparkpin.pins import drafters, manifests, nodes, schema, values, vllm_command
 from sparkpin.pins.mods import read_templates
-from sparkpin.pins.nodes import PER_NODE, nodes_of, spread, word_faults
-from sparkpin.pins.values import BETTER, value_faults
 from sparkpin.pins.vllm_flags import CACHE_TYPE, drop_flags, flag_value
 from sparkpin.recipes import recipe as foreign
 from sparkpin.recipes import render
@@ -97,7 +94,7 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
     """
     found = [*of_file(recipe)]
     with faults_of(found):
-        nodes, server = render.machines_of(recipe), render.as_run_here(recipe)
+        machines, server = render.machines_of(recipe), render.as_run_here(recipe)
         argv, env = list(server.argv), server.env
         render.served_model(recipe, argv)
         chain = manifests.load_chain(project, place_of(recipe)[1])
@@ -105,14 +102,14 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
             text = f"the command serves {argv[2]}, and `model` is {recipe.model}: the wrong one is fetched"
             found.append(error(text, "name the same model"))
         carried = {name: value for name, value in env.items() if not useless(name)}  # by `add`
-        found += [of_error(fault) for fault in value_faults(argv, carried, recipe.path)]
-        if flag_value(argv, CACHE_TYPE) in BETTER:  # which is found already
+        found += [of_error(fault) for fault in values.value_faults(argv, carried, recipe.path)]
+        if flag_value(argv, CACHE_TYPE) in values.BETTER:  # which is found already
             argv = drop_flags(argv, CACHE_TYPE)
         if recipe.origin:
             argv, env = vllm_command.overlaid(argv, env, stack, chain)
-        if nodes > 1:
-            argv, env = spread(drop_flags(argv, *PER_NODE), env, nodes, gpu=stack.gpu is not None)
-        found += [of_error(fault) for fault in word_faults(argv, nodes_of(argv), recipe.path)]
+        if machines > 1:
+            argv, env = nodes.spread(drop_flags(argv, *nodes.PER_NODE), env, machines, gpu=stack.gpu is not None)
+        found += [of_error(fault) for fault in nodes.word_faults(argv, nodes.nodes_of(argv), recipe.path)]
         found += findings(PlannedServer(project, recipe.model, argv, env, stack, recipe.applied, chain))
     return ordered(found)
 
@@ -154,8 +151,11 @@ def own_findings(project: Path, recipe: schema.Recipe) -> list[RecipeFinding]:
         with faults_of(found, "model", file):
             pin = manifests.model_of(project, recipe)
             if pin.drafter and pin.drafter.drafts:
-                plan = speculation(vllm_command.own_argv(recipe))
-                found += [of_error(fault, file=file) for fault in method_faults(plan, pin.drafter.drafts, recipe.file)]
+                plan = drafters.speculation(vllm_command.own_argv(recipe))
+                found += [
+                    of_error(fault, file=file)
+                    for fault in drafters.method_faults(plan, pin.drafter.drafts, recipe.file)
+                ]
             for folder in [one.folder for one in pin.repositories.values() if one.folder]:
                 if not (project / folder).is_dir():
                     text, hint = f"{folder}: nobody has made this folder yet", f"pins/models/{pin.name}.yaml says how"

@@ -6,13 +6,14 @@ here lies in a folder of this machine: sparkrun mounts the folder that `model` n
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import yaml
 
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.pins import drafters
@@ -81,12 +82,8 @@ def value_of(subject: ExportedRecipe, form: Format) -> dict[str, Any]:
     argv[2] = "MODEL" if form == "v2" else repository.get("model", MODEL_PATH)
     command, settings = command_of(argv, doubled=form == "v1")
     if form == "v2":
-        value = {
-            "recipe_version": "2",
-            **(repository or {"model": str(subject.checkpoint)}),
-            "container": subject.image,
-        }
-        value |= {"runtime": "vllm" if machines == 1 else "vllm-distributed"}
+        value = {"recipe_version": "2", **(repository or {"model": str(subject.checkpoint)})}
+        value |= {"container": subject.image, "runtime": "vllm" if machines == 1 else "vllm-distributed"}
         value |= {"min_nodes": machines, "max_nodes": machines}
         value |= {"metadata": {"description": subject.description, **ours}}
         command = command.replace(" MODEL ", " {model} ", 1)
@@ -145,8 +142,5 @@ def quoted(word: str, doubled: bool) -> str:
 
 def number(text: str) -> int | float | str:
     """A number where it comes back as the same text: 0.90 would not."""
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
-            if str(kind(text)) == text:
-                return kind(text)
-    return text
+    value = yaml.safe_load(text) if re.fullmatch(r"[-\d.]{1,30}", text) else text
+    return value if isinstance(value, int | float) and str(value) == text else text

@@ -137,12 +137,11 @@ class Tolerant(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[m
             if kind in UNREAD or (kind in ("int", "float") and is_text and len(node.value) > DIGITS):
                 raise ValueError
             value = super().construct_object(node, deep)
+            if isinstance(value, str) and CONTROL.search(value):
+                raise ValueError
         except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError):
-            got = f"{clipped(shown(node.value)) if is_text else 'something'}, which is no {kind} here"
+            got = f"{clipped(printable(shown(node.value))) if is_text else 'something'}, which is no {kind} here"
             raise yaml.constructor.ConstructorError(None, None, got, node.start_mark) from None
-        if isinstance(value, str) and (found := CONTROL.search(value)):
-            got = f"the character {found[0]!r} in a text"
-            raise yaml.constructor.ConstructorError(None, None, got, node.start_mark)
         return value
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
@@ -167,22 +166,21 @@ def load(path: Path) -> CommunityRecipe:
         fault = "a folder, expected one file" if path.is_dir() else "no such file"
         raise InputError(f"{path}: {fault}", next_step="give the path of a recipe's file, or hf:OWNER/NAME")
     require_size(path, YAML_LIMIT)
-    value, repeated, broken = None, dict[str, int](), None
+    text = path.read_text(encoding="utf-8-sig", errors="replace").replace("\r\n", "\n")
+    value, repeated = None, dict[str, int]()
     try:
         value, loader = load_yaml(path, Tolerant)
         repeated = loader.repeated
-    except ManifestError as error:  # a script is no YAML
-        broken = error
-    text = path.read_text(encoding="utf-8-sig", errors="replace").replace("\r\n", "\n")
-    if launch := launch_of(path, text, value, os.environ):
-        model = launch.argv[2] if launch.argv[:2] == ("vllm", "serve") and len(launch.argv) > 2 else ""
-        return CommunityRecipe(
-            path=path, version=LINE, model=model, container=launch.image, command=shlex.join(launch.argv),
-            env=launch.env, left=tuple(launch.left),
-        )  # fmt: skip
-    if broken:
-        raise broken
-    return of(value, path, repeated)
+    except ManifestError:
+        if not START.search(text):  # a script is no YAML
+            raise
+    if (launch := launch_of(path, text, value, os.environ)) is None:
+        return of(value, path, repeated)
+    model = launch.argv[2] if launch.argv[:2] == ("vllm", "serve") and len(launch.argv) > 2 else ""
+    return CommunityRecipe(
+        path=path, version=LINE, model=model, container=launch.image, command=shlex.join(launch.argv), env=launch.env,
+        left=tuple(launch.left),
+    )  # fmt: skip
 
 
 def of(value: Any, path: Path, repeated: Mapping[str, int] | None = None) -> CommunityRecipe:

@@ -16,11 +16,7 @@ from sparkpin.core.errors import WHOLE, ManifestError, SparkpinError, clipped, s
 from sparkpin.core.terminal import count
 from sparkpin.memory.division import HYBRID_PIPELINE, division_faults
 from sparkpin.memory.plan import SPARK_TOTAL
-from sparkpin.pins import manifests, schema, vllm_command
-from sparkpin.pins.drafters import method_faults, second_model
-from sparkpin.pins.mods import template_names
-from sparkpin.pins.nodes import PIPELINE, nodes_of
-from sparkpin.pins.values import STAGE, lacks_mod
+from sparkpin.pins import drafters, manifests, mods, nodes, schema, values, vllm_command
 from sparkpin.pins.vllm_flags import CACHE_TYPE, MODEL_PATH, SPECULATION, Flag, Flags, flag_value, parse_flags
 from sparkpin.recipes.shell import FACTS
 from sparkpin.recipes.vllm_parser import Refused, VllmParser, nearest, parser_of
@@ -193,7 +189,7 @@ def of_value(served: PlannedServer, name: str, value: str) -> Iterator[RecipeFin
         few = f"it has {', '.join(known)}" if len(known) < 100 and unknown is error else ""
         text = f"{name} {value}: not among what vLLM {served.parser.wanted} has"
         yield unknown(text, nearest(value, known) or few)
-    if lacks_file(name, value, served.model, template_names(served.project, served.mods)):
+    if lacks_file(name, value, served.model, mods.template_names(served.project, served.mods)):
         why = ": the model's repository has a template of its own" if name == TEMPLATE else " with its parser"
         hint = f"leave the flag out, as `invoke add` does{why}"
         yield error(f"{name} {value}: nothing of this project brings that file to the server", hint)
@@ -271,17 +267,17 @@ def sentence(issue: schema.KnownIssue, value: Callable[[str], str | None]) -> st
 
 def of_draft(served: PlannedServer) -> Iterator[RecipeFinding]:
     """Of a second model that the command names by its repository, as recipes of ours never do."""
-    draft = second_model(plan := served.json(SPECULATION))
+    draft = drafters.second_model(plan := served.json(SPECULATION))
     if not isinstance(draft, str) or draft == served.model or draft.startswith(MODEL_PATH):
         return
     pins = [pin for pin in manifests.readable_models(served.project)[0] if pin.repositories[pin.base].repo == draft]
     for pin in pins:
-        yield from map(of_error, method_faults(plan, pin.drafts, "command") if pin.drafts else ())
+        yield from map(of_error, drafters.method_faults(plan, pin.drafts, "command") if pin.drafts else ())
 
 
 def of_cache(served: PlannedServer) -> Iterator[RecipeFinding]:
-    if text := lacks_mod(served.value(CACHE_TYPE), served.chain):
-        yield warning(text, f"stage {STAGE} has it; otherwise leave the flag out")
+    if text := values.lacks_mod(served.value(CACHE_TYPE), served.chain):
+        yield warning(text, f"stage {values.STAGE} has it; otherwise leave the flag out")
 
 
 def of_family(served: PlannedServer) -> Iterator[RecipeFinding]:
@@ -307,16 +303,16 @@ def of_record(served: PlannedServer) -> Iterator[RecipeFinding]:
 
 def of_machines(served: PlannedServer) -> Iterator[RecipeFinding]:
     """Of layers or heads that several machines cannot divide."""
-    if (nodes := nodes_of(served.argv)) == 1:
+    if (machines := nodes.nodes_of(served.argv)) == 1:
         return
-    if (flag_value(served.argv, PIPELINE) or "1") != "1" and HYBRID.search(served.model):
-        yield error(f"{PIPELINE}: {HYBRID_PIPELINE}", f"{PIPELINE} 1")
+    if (flag_value(served.argv, nodes.PIPELINE) or "1") != "1" and HYBRID.search(served.model):
+        yield error(f"{nodes.PIPELINE}: {HYBRID_PIPELINE}", f"{nodes.PIPELINE} 1")
         return
     try:
         for fault in division_faults(config_ahead(served.project, served.model) or {}, served.argv, (), "the recipe"):
             yield of_error(fault)
     except (ManifestError, ValueError):  # a model that no plan here knows; numbers that are none
-        text = f"whether {nodes} machines can share {served.model} is not checked: pins/shapes does not know it"
+        text = f"whether {machines} machines can share {served.model} is not checked: pins/shapes does not know it"
         yield RecipeFinding("note", "command", text, "invoke up checks it by config.json")
 
 
@@ -330,7 +326,7 @@ def of_weights(served: PlannedServer) -> Iterator[RecipeFinding]:
     if not size:
         text = "its size is unknown: neither a lock, nor pins/shapes, nor its name has it"
         yield RecipeFinding("note", "model", text, "invoke plan prints it once it is locked")
-    if size > SPARK_TOTAL * (machines := nodes_of(served.argv)):
+    if size > SPARK_TOTAL * (machines := nodes.nodes_of(served.argv)):
         text = f"{served.model}: its weights are about {size / 1e9:.0f} GB (by {source})"
         text += f", and {count(machines, 'machine')} of 128 GB cannot hold them"
         yield error(text, "name more machines, or take a smaller model")

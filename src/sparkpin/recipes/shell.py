@@ -60,7 +60,7 @@ VARIABLE = (
     r"|\{(?P<braced>[A-Za-z_][A-Za-z0-9_]*)(?:(?P<operator>:?-)(?P<default>[^${}'\"\\`]*))?\})"
 )
 IN_WORD = re.compile(
-    rf"(?P<join>\\\n)|(?P<kept>\\.|'[^']*')|\"(?P<double>(?:\\.|[^\"\\])*)\"|(?P<home>^~(?=/|$))|{VARIABLE}"
+    rf"(?P<join>\\\n)|(?P<kept>\\.|'[^']*')|\"(?P<double>(?:\\.|[^\"\\])*)\"|{VARIABLE}"
     r"|(?P<unknown>`|\$[\w{(@*#?$!'\"-])",
     re.DOTALL,
 )
@@ -234,7 +234,8 @@ class Shell:
             raise self.fault(raw[unread.start() :][: 1 if unread[0] in "\"'" else 20])
         if any(SEVERAL.search(braces) for braces in BRACES.findall(plain)):
             raise self.fault(raw, "braces in quotes: bash makes several words of these; put single quotes around JSON")
-        return shlex.split(IN_WORD.sub(self.expanded, raw))
+        home = shlex.quote(self.values.get("HOME", HOME))
+        return shlex.split(IN_WORD.sub(self.expanded, re.sub(r"^~(?=/|$)", lambda _: home, raw)))
 
     def expanded(self, found: re.Match[str]) -> str:
         """A piece of a word with its variables replaced, for shlex to take the quotes off."""
@@ -247,15 +248,13 @@ class Shell:
             return f'"{IN_QUOTES.sub(self.expanded, groups["double"])}"'
         if known := groups["kept"] or groups.get("escaped"):
             return known
-        is_home, in_quotes = bool(groups.get("home")), "escaped" in groups
         self.value(groups["name"] or groups["braced"])  # or an error
-        value = self.values.get("HOME", HOME) if is_home else value_of(found, self.values)
-        if value is None:
+        if (value := value_of(found, self.values)) is None:
             raise self.fault(found[0], UNKNOWN)
         self.length += len(value)
         if self.length > LONGEST // 4:
             raise self.fault(f"{self.length:,} characters", f"at most {LONGEST // 4:,} from variables")
-        return re.sub(r'["\\]' if in_quotes else r"[^\w \t\n]", r"\\\g<0>", value)
+        return re.sub(r'["\\]' if "escaped" in groups else r"[^\w \t\n]", r"\\\g<0>", value)
 
     def value(self, name: str) -> str | None:
         if name in self.unread:

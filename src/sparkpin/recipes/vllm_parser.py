@@ -20,11 +20,10 @@ from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
 from sparkpin.core.names import did_you_mean
-from sparkpin.pins.vllm_flags import BINARY, DECIMAL, SPECULATION, Flag
+from sparkpin.pins.vllm_flags import SPECULATION, Flag, size
 
 DATA = Path(__file__).parent / "vllm"
 PLAIN: Mapping[str, Any] = {"str": str, "int": int, "float": float, "bool": bool, "none": None}
-SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 SIZE_IN_JSON = re.compile(r'("(?:[^"\\]|\\.)*")|\b\d+(?:\.\d+)?[kKmMgGtT]\b')
 
 
@@ -184,15 +183,6 @@ class VllmParser:
         forms = form["of"] if isinstance(form["of"], list) else [form["of"]]  # what else it may be has no bounds
         kinds = [Annotated[self.typed(one), Field(**limits if one in ("int", "float") else {})] for one in forms]
         return Union[tuple(kinds)]  # noqa: UP007
-
-
-def size(text: str) -> int:
-    """A whole number, with k for 1,000 and K for 1,024."""
-    found = SIZE.fullmatch(text.strip())
-    if not found:
-        return int(text)
-    number, unit = found.groups()
-    return int(float(number) * DECIMAL[unit]) if unit in DECIMAL else int(number) * BINARY[unit]
 
 
 def size_or_auto(text: str) -> int:
