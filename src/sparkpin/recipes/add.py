@@ -275,7 +275,6 @@ class Adding:
         except (ManifestError, CheckpointError) as error:  # an InputError: it does not fit
             self.unknown(f"what fits, so vLLM's own context and requests stay: {error.message}")
         self.set_flags(flags)
-        self.adopted.notes += self.reasons
 
     def explain_share(self, read: foreign.CommunityRecipe) -> None:
         """Where the share of the memory is from, and what it is good for by the plan."""
@@ -286,9 +285,10 @@ class Adding:
         if self.locks:
             with contextlib.suppress(ManifestError, CheckpointError):  # a model that the plan does not know
                 why += f"; by the plan {requests_of(plan_of(self.paths, self.recipe, {}))}"
-        self.adopted.notes.append(printable(f"{SHARE} {share}: {why}"))
+        self.reasons = [printable(f"{SHARE} {share}: {why}")]
 
     def save(self, head: str) -> None:
+        self.adopted.notes += self.reasons
         comments = [head, *self.reasons, *(f"not mapped: {line}" for line in self.adopted.unmapped)]
         text = foreign.text_of(self.adopted.value, [printable(line) for line in comments])
         self.write_text(self.paths.project / self.recipe.file, text)

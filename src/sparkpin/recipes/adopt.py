@@ -15,11 +15,9 @@ from typing import Any
 from sparkpin.core.errors import InputError, ManifestError, clipped
 from sparkpin.core.tags import IMAGE
 from sparkpin.core.terminal import printable
-from sparkpin.pins import drafters, manifests, vllm_flags
-from sparkpin.pins.mods import is_needless, mod_of, template_names
+from sparkpin.pins import drafters, manifests, mods, values, vllm_flags
 from sparkpin.pins.nodes import EXECUTOR, NODES, PER_NODE, PIPELINE, TENSOR
 from sparkpin.pins.schema import UNRESOLVED, ChatTemplate
-from sparkpin.pins.values import require_values
 from sparkpin.pins.vllm_flags import MODEL_PATH, drop_flags, flag_value, set_flag
 from sparkpin.recipes.export import command_of
 from sparkpin.recipes.recipe import ELSEWHERE, OURS, V1_KEYS, V2_KEYS, CommunityRecipe
@@ -136,7 +134,7 @@ def as_served(recipe: CommunityRecipe) -> tuple[str, Launch]:
     if server.missing:
         raise ManifestError(recipe.path, "command", f"{{{server.missing[0]}}}", "a key of `defaults`")
     argv = with_plan(server.argv, recipe.path)
-    require_values(argv, {name: value for name, value in server.env.items() if not useless(name)}, recipe.path)
+    values.require_values(argv, {name: value for name, value in server.env.items() if not useless(name)}, recipe.path)
     return model, replace(server, argv=tuple(argv))
 
 
@@ -186,12 +184,12 @@ def take_mods(adopted: Adopted, recipe: CommunityRecipe, project: Path, version:
     """Mods that stay (chat templates), what takes the place of others, and those that are refused."""
     known = manifests.load_community_mods(project)
     for mod in recipe.applied:
-        name = mod_of(mod)
+        name = mods.mod_of(mod)
         one = known.get(name)
         if one and one.template:
             adopted.mods.append(name)
             adopted.notes.append(about(name, one.template))
-        elif one and is_needless(one, version):
+        elif one and mods.is_needless(one, version):
             adopted.notes.append(f"mod {name} -> nothing: {one.reason}")
         else:
             why = f"{one.reason}; instead: {one.instead or f'vLLM {one.needless}'}" if one else "no run.sh is run here"
@@ -216,7 +214,7 @@ def leave_out(adopted: Adopted, project: Path, argv: Sequence[str], *, keeps_bac
     for flag in vllm_flags.tls_flags(argv):
         dropped.append(flag)
         adopted.unmapped.append(f"{flag}: served by plain HTTP; a proxy before the server can do TLS")
-    templates = template_names(project, adopted.mods)
+    templates = mods.template_names(project, adopted.mods)
     for flag in FACTS["flags_of_files"]:
         if lacks_file(flag, file := flag_value(argv, flag) or "", argv[2], templates):
             parsers = [name for name, plugin in PLUGINS.items() if plugin == flag and flag_value(argv, name)]

@@ -16,9 +16,8 @@ from typing import Any, Literal
 import yaml
 
 from sparkpin.core.errors import InputError, ManifestError
-from sparkpin.pins import drafters
+from sparkpin.pins import drafters, values
 from sparkpin.pins.nodes import EXECUTOR, NODES, nodes_of
-from sparkpin.pins.values import require_values
 from sparkpin.pins.vllm_flags import MODEL_PATH, drop_flags, flag_value, parse_flags, set_flag
 from sparkpin.recipes import recipe as foreign
 from sparkpin.recipes.render import escaped, render
@@ -54,7 +53,7 @@ def export(subject: ExportedRecipe, form: Format) -> str:
     if drafters.speculation(subject.argv).get("model") == drafters.PATH:
         text = f"{subject.image} is served with a second model that lies in its checkpoint: {form} cannot say so"
         raise InputError(text, next_step=f"invoke export {subject.image}, which takes both")
-    require_values(subject.argv, subject.env, subject.name)  # their runners' shells read all of it
+    values.require_values(subject.argv, subject.env, subject.name)  # their runners' shells read all of it
     value = value_of(subject, form)
     server = render(foreign.of(value, Path(f"{subject.name}.yaml")))
     read, wanted = (

@@ -39,7 +39,8 @@ SETTING = re.compile(r"\s*(?:(?:export\s+)?(?!(?:PATH|LD_LIBRARY_PATH|PYTHONPATH
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=", re.ASCII)
 QUOTED = r"'[^']*'|\"(?:\\.|[^\"\\])*\""
 OPAQUE = re.compile(  # what neither ends a word nor a command, whatever characters it has; a comment is a blank
-    rf"(?P<comment>(?<![^\s;&|()<>])\#[^\n]*)|\\.|{QUOTED}|\$\{{[^{{}}\n]*\}}|\$\([^()\n]*\)|`[^`\n]*`|{HERE_DOCUMENT}",
+    rf"(?P<comment>(?<![^\s;&|()<>])(?<!\\[ \t])\#[^\n]*)|\\.|{QUOTED}|\$\{{[^{{}}\n]*\}}"
+    rf"|\$\([^()\\\n]*\)|`[^`\n]*`|{HERE_DOCUMENT}",
     re.DOTALL,
 )
 # Of a text without what is opaque: a command, and its pipes, redirections and words.
@@ -132,7 +133,7 @@ class Shell:
             try:
                 read = ShellCommand() if has_body else self.read()
             except ManifestError:
-                if START.search(text) or (is_sure and SETTING.match(text)):
+                if START.search(text) or (is_sure and SETTING.match(self.plain, self.start)):
                     raise
                 read = ShellCommand()
             else:
@@ -173,10 +174,12 @@ class Shell:
 
     def commands(self) -> Iterator[bool]:
         """Goes from one command to the next; whether each runs whatever the one before comes to."""
-        for found in COMMAND.finditer(self.plain):
-            if found.start() >= self.at and found[1].strip():
-                self.start, self.at = found.span()
+        while found := COMMAND.match(self.plain, self.at):
+            self.start, self.at = found.span()
+            if found[1].strip():
                 yield not self.plain.endswith("&&", 0, self.start)
+            elif self.at == len(self.plain):
+                return
 
     def skips_body(self) -> bool:
         """Whether the command begins a body, which is skipped: from there on what it sets is not known."""
@@ -200,6 +203,8 @@ class Shell:
 
     def read(self) -> ShellCommand:
         words, assigned, plumbing = list[str](), dict[str, str](), list[str]()
+        if quote := re.search(r"[\"'`]", self.plain[self.start : self.at]):
+            raise self.fault(quote[0], "closed quotes")
         for token in TOKEN.finditer(self.plain, self.start, self.at):
             text = self.text[token.start() : token.end()]
             if token["plumbing"]:
@@ -230,8 +235,8 @@ class Shell:
 
     def words(self, raw: str, plain: str) -> list[str]:
         """What a word becomes: one, several, or none where it has a variable outside of quotes."""
-        if unread := re.search(r"[\"'`()<>]", plain):
-            raise self.fault(raw[unread.start() :][: 1 if unread[0] in "\"'" else 20])
+        if unread := re.search(r"[()<>]", plain):
+            raise self.fault(raw[unread.start() :][:20])
         if any(SEVERAL.search(braces) for braces in BRACES.findall(plain)):
             raise self.fault(raw, "braces in quotes: bash makes several words of these; put single quotes around JSON")
         home = shlex.quote(self.values.get("HOME", HOME))

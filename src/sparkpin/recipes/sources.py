@@ -40,7 +40,7 @@ def of_script(file: Path, text: str, environment: Mapping[str, str]) -> Launch:
     text = OWN_VALUE.sub(r"\g<option>\g<name>", re.sub(r"\$\(pwd\)|\$\{?PWD\b\}?", ".", text))
     script = Shell(file, text, {name: environment[name] for name in ("HOME", "USER") if name in environment})
     launch = script.launch()
-    if launch.argv[0] not in shell.ENGINES:
+    if launch.argv[0] not in shell.ENGINES or "run" not in launch.argv:
         return launch
     words = launch.argv[launch.argv.index("run") + 1 :]
     server = of_docker(file, words, {**environment, **script.values, **launch.env})

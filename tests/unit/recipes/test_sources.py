@@ -158,7 +158,8 @@ def test_what_is_not_followed_is_listed(tmp_path: Path, text: str, left: list[st
      "if x; then\n  P+=1\nfi\nP+=2\nvllm serve a/b --port $P", "M=$(cat x)\nvllm serve a/b", "vllm serve $(cat x)",
      "export A=1\nif x; then\n  A=2\nfi\nvllm serve a/b", "vllm serve a/b &\nvllm serve c/d",
      "vllm serve a/b & vllm serve c/d", "docker run v a/b\nif x; then\n  docker run vllm c/d\nfi",
-     "unset A\nvllm serve a/b", "vllm serve a/b \\\n # x \\\n --port 1", "vllm serve a/b --port $NOBODY_SETS_THIS"],
+     "unset A\nvllm serve a/b", "vllm serve a/b \\\n # x \\\n --port 1", "vllm serve a/b --port $NOBODY_SETS_THIS",
+     "vllm serve a/b > 'x --port 1"],
 )  # fmt: skip
 def test_a_server_that_only_a_shell_could_tell_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ManifestError):
@@ -229,7 +230,7 @@ def test_what_a_line_of_the_command_names_wrongly(paths: Paths, tmp_path: Path) 
         "services: {v: {image: '${NOBODY_SETS_THIS}/vllm'}}",
         "services: {v: {image: vllm, command: ['bash', '-c', '(']}}",
         "!!python/object:x {}", "a: !!set {b}", "model: [a]\ncommand: {b: 1}", "model: a/b\ndefaults: 1\nenv: [x]",
-        "docker run x $(y)", "if true; then\nvllm serve a/b; fi", "vllm serve a/b <(x)", "vllm serve a/b --port `x`",
+        "docker run x $(y)", "docker run#", "if true; then\nvllm serve a/b; fi", "vllm serve a/b <(x)", "vllm serve a/b --port `x`",
         "vllm serve a/b " + "--speculative-config " + "[" * 5000, "vllm serve a/b --port " + "9" * 5000,
         "vllm serve a/b -cc.a", "vllm serve a/b -cc.a.b 1 -cc.a 2 -cc.a.b.c 3",
         "vllm serve a/b --x.y=1 -O -Ox --no- --",
