@@ -230,10 +230,10 @@ def test_what_a_line_of_the_command_names_wrongly(paths: Paths, tmp_path: Path) 
         "services: {v: {image: '${NOBODY_SETS_THIS}/vllm'}}",
         "services: {v: {image: vllm, command: ['bash', '-c', '(']}}",
         "!!python/object:x {}", "a: !!set {b}", "model: [a]\ncommand: {b: 1}", "model: a/b\ndefaults: 1\nenv: [x]",
-        "docker run x $(y)", "docker run#", "if true; then\nvllm serve a/b; fi", "vllm serve a/b <(x)", "vllm serve a/b --port `x`",
+        "docker run x $(y)", "if true; then\nvllm serve a/b; fi", "vllm serve a/b <(x)", "vllm serve a/b --port `x`",
         "vllm serve a/b " + "--speculative-config " + "[" * 5000, "vllm serve a/b --port " + "9" * 5000,
         "vllm serve a/b -cc.a", "vllm serve a/b -cc.a.b 1 -cc.a 2 -cc.a.b.c 3",
-        "vllm serve a/b --x.y=1 -O -Ox --no- --",
+        "docker run#", "vllm serve a/b --x.y=1 -O -Ox --no- --",
     ],
 )  # fmt: skip
 def test_what_is_malformed_ends_without_a_traceback(
