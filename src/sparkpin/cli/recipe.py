@@ -77,7 +77,7 @@ def recipe_check(
         except InputError as fault:
             if len(words) == 1:
                 raise
-            one, code = check.CheckedRecipe(word, [of_error(fault)]), max(code, fault.exit_code)
+            one, code = check.CheckedRecipe(word, [of_error(fault, "file")]), max(code, fault.exit_code)
         every.append(one)
     refused = sum(bool(one.errors) for one in every)
     if json:
