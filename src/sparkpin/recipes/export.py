@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.pins import drafters, values
 from sparkpin.pins.nodes import EXECUTOR, NODES, nodes_of
-from sparkpin.pins.vllm_flags import MODEL_PATH, drop_flags, flag_value, parse_flags, set_flag
+from sparkpin.pins.vllm_flags import MODEL_PATH, drop_flags, flag_value, parse_flags, read_json, set_flag
 from sparkpin.recipes import recipe as foreign
 from sparkpin.recipes.render import escaped, render
 from sparkpin.recipes.shell import FACTS
@@ -141,5 +139,5 @@ def quoted(word: str, doubled: bool) -> str:
 
 def number(text: str) -> int | float | str:
     """A number where it comes back as the same text: 0.90 would not."""
-    value = yaml.safe_load(text) if re.fullmatch(r"[-\d.]{1,30}", text) else text
-    return value if isinstance(value, int | float) and str(value) == text else text
+    value = read_json(text)
+    return value if type(value) in (int, float) and str(value) == text else text
