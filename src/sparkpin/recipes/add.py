@@ -26,12 +26,11 @@ from sparkpin.fetch.model_files import config_here
 from sparkpin.fetch.store import scratch
 from sparkpin.pins import drafters, manifests, schema, vllm_command
 from sparkpin.pins.reading import parse
-from sparkpin.pins.schema import UNRESOLVED, FlagValue
 from sparkpin.pins.vllm_flags import flag_value
 from sparkpin.recipes import recipe as foreign
 from sparkpin.recipes.adopt import HERE, Adopted, Wanted, adopt, plain_name
-from sparkpin.recipes.fitting import MOST, SHARE, fit, plan_of, requests_of, with_flags, words_of
 from sparkpin.recipes.render import REPO
+from sparkpin.recipes.sizes import MOST, SHARE, fit, plan_of, requests_of, with_flags, words_of
 from sparkpin.recipes.vllm_parser import parser_of
 
 PREFIX = "hf:"
@@ -152,7 +151,7 @@ class Adding:
         self.adopted.value["command"] = self.adopted.value.pop("command")  # the longest comes last
         self.recipe = parse(schema.Recipe, self.adopted.value, self.recipe.file)
 
-    def set_flags(self, flags: Mapping[str, FlagValue]) -> None:
+    def set_flags(self, flags: Mapping[str, schema.FlagValue]) -> None:
         changed = with_flags(self.recipe, flags)
         self.change(command=changed.command, defaults=changed.defaults)
 
@@ -199,7 +198,7 @@ class Adding:
         lock; its config.json as far as it is known. typed, written: a commit, a branch, or "" for the newest, by the
         person and in the file. Where the pin has another, typed is an InputError, and written is not mapped."""
         project, revision = self.paths.project, typed or written
-        if revision not in ("", UNRESOLVED) and not COMMIT.fullmatch(revision):
+        if revision not in ("", schema.UNRESOLVED) and not COMMIT.fullmatch(revision):
             if not self.locks:
                 step = "give its 40 hex digits, or leave --no-lock out"
                 raise InputError(f"{repo}: got revision {revision}, expected a commit: no Hub is asked", next_step=step)
@@ -212,7 +211,7 @@ class Adding:
             if not free:
                 cause = f"{PINS}/{usual[1]}.yaml pins another repository"
                 raise InputError(cause, next_step=f"rename it, or pin {repo}")
-            pin = self.write_pin(free[0], repo, revision if COMMIT.fullmatch(revision) else UNRESOLVED)
+            pin = self.write_pin(free[0], repo, revision if COMMIT.fullmatch(revision) else schema.UNRESOLVED)
         lock = None if manifests.unlocked(project, pin) else manifests.load_model_lock(project, pin)
         if lock is None and self.locks:
             lock = lock_model(self.paths, pin.name)
@@ -222,7 +221,7 @@ class Adding:
             if typed:
                 raise InputError(differs, next_step="leave the revision out, or pin and lock the other commit")
             self.adopted.unmapped.append(differs)
-        state = "not locked yet:" if entry.revision == UNRESOLVED else f"at {entry.revision}, as"
+        state = "not locked yet:" if entry.revision == schema.UNRESOLVED else f"at {entry.revision}, as"
         self.adopted.notes.append(f"{repo} {state} {PINS}/{pin.name}")
         config = config_here(self.paths, pin, lock) or {}
         names = config.get("architectures") or []
@@ -267,7 +266,7 @@ class Adding:
     def choose_sizes(self) -> None:
         """By the plan. Where that does not know the model, vLLM's defaults stay, except its share of the memory."""
         has_gpu = manifests.load_stack(self.paths.project, self.recipe.stack).gpu is not None
-        flags: dict[str, FlagValue] = {SHARE: MOST} if has_gpu else {}
+        flags: dict[str, schema.FlagValue] = {SHARE: MOST} if has_gpu else {}
         self.reasons = [f"{SHARE} {MOST}: more has frozen Sparks"] if has_gpu else []
         try:
             if self.locks:

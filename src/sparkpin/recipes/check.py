@@ -9,8 +9,7 @@ from pathlib import Path
 
 from sparkpin.core.errors import WHOLE, InputError, SparkpinError
 from sparkpin.core.names import did_you_mean, names_in
-from sparkpin.pins import drafters, manifests, nodes, schema, values, vllm_command
-from sparkpin.pins.mods import read_templates
+from sparkpin.pins import drafters, manifests, mods, nodes, schema, values, vllm_command
 from sparkpin.pins.vllm_flags import CACHE_TYPE, drop_flags, flag_value
 from sparkpin.recipes import recipe as foreign
 from sparkpin.recipes import render
@@ -147,7 +146,7 @@ def own_findings(project: Path, recipe: schema.Recipe) -> list[RecipeFinding]:
     with faults_of(found, file=file):
         stack, chain = manifests.load_stack(project, recipe.stack), manifests.load_chain(project, recipe.stage)
         with faults_of(found, "mods", file):
-            read_templates(project, recipe.mods, file, stack.vllm)
+            mods.read_templates(project, recipe.mods, file, stack.vllm)
         with faults_of(found, "model", file):
             pin = manifests.model_of(project, recipe)
             if pin.drafter and pin.drafter.drafts:

@@ -19,8 +19,8 @@ from sparkpin.memory.plan import SPARK_TOTAL
 from sparkpin.pins import drafters, manifests, mods, nodes, schema, values, vllm_command
 from sparkpin.pins.vllm_flags import CACHE_TYPE, MODEL_PATH, SPECULATION, Flag, Flags, flag_value, parse_flags
 from sparkpin.recipes.shell import FACTS
+from sparkpin.recipes.sizes import weights_here
 from sparkpin.recipes.vllm_parser import Refused, VllmParser, nearest, parser_of
-from sparkpin.recipes.weights import weights_here
 
 LONGEST = 1000  # characters of each part that is shown; the names of all parsers take 600
 LACKS = "a lock: "  # as `manifests` begins what it wants of a pin that nobody has locked

@@ -15,7 +15,7 @@ from sparkpin.checkpoint.safetensors import tensor_nbytes
 from sparkpin.checkpoint.shapes import Shapes, load_shapes
 from sparkpin.core.paths import Paths
 from sparkpin.pins import manifests
-from sparkpin.recipes.weights import bytes_of
+from sparkpin.recipes.sizes import bytes_of
 
 LARGE = ("--recipe", "qwen3.5-122b")
 MODEL = "qwen3.5-122b-a10b"

@@ -33,7 +33,7 @@ from sparkpin.pins.vllm_flags import flag_value
 from sparkpin.recipes import add as adding
 from sparkpin.recipes import check
 from sparkpin.recipes.adopt import adopt
-from sparkpin.recipes.fitting import LENGTH, MOST, SEQUENCES, SHARE
+from sparkpin.recipes.sizes import LENGTH, MOST, SEQUENCES, SHARE
 
 CASES = PROJECT.parent / "shared/cases/models"
 QWEN, DRAFTER = "nvidia/Qwen3.8-27B-NVFP4", "z-lab/Qwen3.8-27B-DFlash2"

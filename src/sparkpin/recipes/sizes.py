@@ -1,18 +1,24 @@
-"""Context, concurrent requests and memory share of a model that nobody has served yet, from its memory plan."""
+"""How large a model is, and the context, concurrent requests and memory share that fit it."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from sparkpin.checkpoint import shapes
+from sparkpin.checkpoint.repository import INDEX
+from sparkpin.checkpoint.safetensors import tensor_nbytes
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
+from sparkpin.fetch.hub import HubRepository
 from sparkpin.memory import inputs
 from sparkpin.memory.plan import SPARK_FREE, SPARK_TOTAL, MemoryPlan, total
 from sparkpin.pins import manifests, schema, vllm_command
-from sparkpin.pins.schema import FlagValue
 from sparkpin.pins.vllm_flags import AUTO, set_flag
 from sparkpin.recipes.export import command_of
 
@@ -27,7 +33,7 @@ def words_of(recipe: schema.Recipe) -> list[str]:
     return vllm_command.split(vllm_command.fill(recipe.command, recipe.defaults, recipe.file), recipe.file)
 
 
-def with_flags(recipe: schema.Recipe, flags: Mapping[str, FlagValue]) -> schema.Recipe:
+def with_flags(recipe: schema.Recipe, flags: Mapping[str, schema.FlagValue]) -> schema.Recipe:
     words = words_of(recipe)
     for flag, value in flags.items():
         words = set_flag(words, flag, value)
@@ -35,7 +41,7 @@ def with_flags(recipe: schema.Recipe, flags: Mapping[str, FlagValue]) -> schema.
     return recipe.model_copy(update={"command": command, "defaults": defaults})
 
 
-def plan_of(paths: Paths, recipe: schema.Recipe, flags: Mapping[str, FlagValue]) -> MemoryPlan:
+def plan_of(paths: Paths, recipe: schema.Recipe, flags: Mapping[str, schema.FlagValue]) -> MemoryPlan:
     """On the machine that the recipe's stack is for, without what it serves today: a recipe is made for longer."""
     stack, chain = manifests.load_stack(paths.project, recipe.stack), manifests.load_chain(paths.project, recipe.stage)
     machine = inputs.machine_for(stack)
@@ -50,7 +56,7 @@ def requests_of(plan: MemoryPlan) -> str:
     return "; ".join(plan.problems) or f"{fitting} requests of {plan.max_model_len} tokens fit at once"
 
 
-def fit(paths: Paths, recipe: schema.Recipe) -> tuple[dict[str, FlagValue], list[str]]:
+def fit(paths: Paths, recipe: schema.Recipe) -> tuple[dict[str, schema.FlagValue], list[str]]:
     """Flags for the longest context that fits, up to the model's own, the requests of that length that fit at once, and
     the memory for these; and a reason for each.
 
@@ -81,3 +87,24 @@ def fit(paths: Paths, recipe: schema.Recipe) -> tuple[dict[str, FlagValue], list
         SHARE: "weights and the cache of these requests, by the plan",
     }
     return flags, [f"{flag} {value}: {reasons[flag]}" for flag, value in flags.items()]
+
+
+def weights_here(project: Path, repo: str) -> tuple[int, str]:
+    """Bytes of a repository's weights, and where that is known from; 0 where nothing on this machine says it."""
+    for pin in manifests.readable_models(project)[0]:
+        if pin.repositories[pin.base].repo == repo and manifests.model_lock_file(project, pin.name).is_file():
+            files = manifests.read_lock(schema.ModelLock, project, pin.name).repositories[pin.base].files
+            return sum(file.size for file in files if file.file.endswith(".safetensors")), "its lock"
+    if known := shapes.load_shapes(project, repo):
+        return bytes_of(known), shapes.FOLDER
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # no repository's name; an index without its size
+        if path := HubRepository(repo, "main").cached(INDEX):
+            return int(json.loads(path.read_bytes())["metadata"]["total_size"]), "its index in the Hub's cache"
+    return 0, ""
+
+
+def bytes_of(known: shapes.Shapes) -> int:
+    """Of all tensors, of which there may be a hundred thousand."""
+    counts = {name: one if isinstance(one, int) else len(one) for name, one in known.numbers.items()}
+    alike = {pattern: math.prod(counts[name] for name in shapes.NUMBER.findall(pattern)) for pattern in known.tensors}
+    return sum(alike[pattern] * tensor_nbytes(*tensor) for pattern, tensor in known.tensors.items())
