@@ -61,18 +61,18 @@ VARIABLE = (
     r"|\{(?P<braced>[A-Za-z_][A-Za-z0-9_]*)(?:(?P<operator>:?-)(?P<default>[^${}'\"\\`]*))?\})"
 )
 IN_WORD = re.compile(
-    rf"(?P<join>\\\n)|(?P<kept>\\.|'[^']*')|\"(?P<double>(?:\\.|[^\"\\])*)\"|{VARIABLE}"
+    rf"(?P<join>\\\n)|(?P<literal>\\.|'[^']*')|\"(?P<double>(?:\\.|[^\"\\])*)\"|{VARIABLE}"
     r"|(?P<unknown>`|\$[\w{(@*#?$!'\"-])",
     re.DOTALL,
 )
 IN_QUOTES = re.compile(
-    rf"(?P<join>\\\n)|(?P<kept>\\[\"\\])|\\(?P<escaped>[$`])|{VARIABLE}|(?P<unknown>`|\$[\w{{(@*#?$!-])"
+    rf"(?P<join>\\\n)|(?P<literal>\\[\"\\])|\\(?P<escaped>[$`])|{VARIABLE}|(?P<unknown>`|\$[\w{{(@*#?$!-])"
 )
 BRACES, SEVERAL = re.compile(r"\{[^{}]*+\}"), re.compile(r",|\w\.\.-?\w")
 SECRET = SECRET_NAME.pattern.replace("(?:^|_)", r"(?:\b|(?<=_))").replace("$", "")
 VALUE = rf"(?:{QUOTED}|\\.|[^\s\"'\\]|[\"'].*)+"
 HIDDEN = re.compile(  # by the name of a variable or key, by a flag, by its form
-    rf"(?P<whole>(?P<quote>[\"'])\w*?(?:{SECRET})=)(?:(?!(?P=quote))[\s\S])*"
+    rf"(?P<setting>(?P<quote>[\"'])\w*?(?:{SECRET})=)(?:(?!(?P=quote))[\s\S])*"
     rf"|(?P<name>(?:{SECRET})(?:=|[\"']?:[ \t]+)){VALUE}"
     r"|(?P<flag>(?:--(?:api[-_]key|(?:hf[-_])?token|password)|\bBearer|\blogin\b[^\n;|&]{0,99}?[ \t]-p)"
     rf"(?:=|\s+|(?<=-p))){VALUE}|(?:{'|'.join(SHAPES.values())})(?:[\w+/=\s]*(?=-----END))?[^\s\"']*",
@@ -251,7 +251,7 @@ class Shell:
             return ""
         if groups.get("double") is not None:
             return f'"{IN_QUOTES.sub(self.expanded, groups["double"])}"'
-        if known := groups["kept"] or groups.get("escaped"):
+        if known := groups["literal"] or groups.get("escaped"):
             return known
         self.value(groups["name"] or groups["braced"])  # or an error
         if (value := value_of(found, self.values)) is None:
@@ -293,7 +293,7 @@ def listed(when: str, line: str) -> list[str]:
 
 def shown(text: str) -> str:
     """Text of a file for people, without the values of secrets."""
-    return HIDDEN.sub(r"\g<whole>\g<name>\g<flag>...", text)
+    return HIDDEN.sub(r"\g<setting>\g<name>\g<flag>...", text)
 
 
 def unwrapped(command: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -80,10 +80,10 @@ def option_of(rest: list[str]) -> tuple[str, str]:
     """The next option of `docker run`, and its value, which are taken off."""
     name, equals, value = rest.pop(0).partition("=")
     name = re.sub(r"^-[ditPq]+(?=[A-Za-z])", "-", name)  # -dp is -d -p
-    is_alone = name in FACTS["docker_without_value"] or re.fullmatch(r"-[ditPq]", name)
+    is_bare = name in FACTS["docker_without_value"] or re.fullmatch(r"-[ditPq]", name)
     if re.match(r"-\w.", name):  # -eNAME=value
         return name[:2], name[2:] + equals + value
-    return name, value if equals or is_alone or not rest else rest.pop(0)
+    return name, value if equals or is_bare or not rest else rest.pop(0)
 
 
 def of_compose(file: Path, services: Any, environment: Mapping[str, str]) -> Launch:
