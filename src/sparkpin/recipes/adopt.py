@@ -154,7 +154,7 @@ def tell_container(adopted: Adopted, recipe: CommunityRecipe, stack: str, *, is_
     if is_named or IMAGE.fullmatch(name) or why:
         adopted.notes.append(f"container {name} -> stack {stack}" + (f" ({why})" if why else ""))
     else:
-        text = f"container {name}: nobody here knows what is in it; stack {stack} takes its place"
+        text = f"container {name}: its contents are unknown; stack {stack} takes its place"
         adopted.unmapped.insert(0, text)
 
 

@@ -157,7 +157,7 @@ def own_findings(project: Path, recipe: schema.Recipe) -> list[RecipeFinding]:
                 ]
             for folder in [one.folder for one in pin.repositories.values() if one.folder]:
                 if not (project / folder).is_dir():
-                    text, hint = f"{folder}: nobody has made this folder yet", f"pins/models/{pin.name}.yaml says how"
+                    text, hint = f"{folder}: there is no such folder yet", f"pins/models/{pin.name}.yaml says how"
                     found.append(RecipeFinding("warning", "model", text, hint))
             if not pin.is_made:
                 manifests.load_model_lock(project, pin)

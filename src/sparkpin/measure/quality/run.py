@@ -83,7 +83,7 @@ def measure(paths: Paths, engine: Engine, release: Release, corpus: Corpus) -> Q
         # Else what it was asked after its end would be kept as wrong answers. An engine that is gone may leave a
         # container that runs for some seconds more.
         if server.exit_reason() or not any(client.healthy() for _ in range(3)):
-            raise Fault("the server ended amid the questions")
+            raise Fault("the server ended during the questions")
         save(folder, found)
     return found
 
