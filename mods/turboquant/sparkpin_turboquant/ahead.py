@@ -27,7 +27,7 @@ def warm_up(formats: Iterable[str] = tuple(FORMATS), head_dims: Iterable[int] = 
     all_: list[Compiled] = []
     for format in (FORMATS[name] for name in formats):
         for head_dim in head_dims:
-            all_.append(Access(head_dim, format.key_bits, format.value_bits))
+            all_.append(Access(head_dim, format.key_bits))
             all_ += [variant_for(tuned, format, head_dim, rows) for rows in range(16, MOST_ROWS + 1, 16)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # NVRTC works outside of Python's lock
         list(pool.map(lambda compiled: cubin_of(compiled, architecture), all_))

@@ -87,12 +87,8 @@ __device__ __forceinline__ int operand_place(int row, int d) {
 #if KEY_BITS == 8
   const int word = d / 4, t = word / 4 % 4, step = word / 16 * 4 + word % 4, high = d / 2 % 2, half = d % 2;
 #else
-#if KEY_BITS == 4
   const int L = D >= 128 ? 4 : 2;
   const int word = d / 8, t = word / L % 4, own = word / (4 * L) * L + word % L, n = d % 8;
-#else
-  const int word = d / 16, t = word / (D / 64), own = word % (D / 64) * 2 + d / 8 % 2, n = d % 8;
-#endif
   const int step = own * 2 + n % 2, high = n / 4, half = n / 2 % 2;
 #endif
   return ((step * 32 + row % 8 * 4 + t) * 4 + high * 2 + row / 8) * 2 + half;
@@ -101,10 +97,8 @@ __device__ __forceinline__ int operand_place(int row, int d) {
 // What a lane holds of 16 tokens' keys: tokens 4 (g / 2) + g % 2 and that + 2.
 #if KEY_BITS == 8
 struct Keys { uint4 c[2][D / 64]; };
-#elif KEY_BITS == 4
-struct Keys { u32 w[2][D / 32]; };
 #else
-struct Keys { u32 w[2][D / 64], s[2][D / 128 ? D / 128 : 1]; };
+struct Keys { u32 w[2][D / 32]; };
 #endif
 
 __device__ __forceinline__ void load_keys(const u8* p, Keys& k) {
@@ -115,27 +109,15 @@ __device__ __forceinline__ void load_keys(const u8* p, Keys& k) {
 #if KEY_BITS == 8
 #pragma unroll
     for (int c = 0; c < D / 64; c++) k.c[i][c] = read16(row + c * 64 + t * 16);
-#elif KEY_BITS == 4 && D >= 128
+#elif D >= 128
 #pragma unroll
     for (int c = 0; c < D / 128; c++) {
       const uint4 x = read16(row + c * 64 + t * 16);
       k.w[i][4 * c] = x.x; k.w[i][4 * c + 1] = x.y; k.w[i][4 * c + 2] = x.z; k.w[i][4 * c + 3] = x.w;
     }
-#elif KEY_BITS == 4
-    const uint2 x = read8(row + t * 8);
-    k.w[i][0] = x.x; k.w[i][1] = x.y;
-#elif D == 256
-    const uint4 x = read16(row + t * 16);
-    k.w[i][0] = x.x; k.w[i][1] = x.y; k.w[i][2] = x.z; k.w[i][3] = x.w;
-    const uint2 s = read8(row + 64 + t * 8);
-    k.s[i][0] = s.x; k.s[i][1] = s.y;
-#elif D == 128
-    const uint2 x = read8(row + t * 8);
-    k.w[i][0] = x.x; k.w[i][1] = x.y;
-    k.s[i][0] = read4(row + 32 + t * 4);
 #else
-    k.w[i][0] = read4(row + t * 4);
-    k.s[i][0] = read4(row + 16 + t / 2 * 4) >> (2 * (t & 1));
+    const uint2 x = read8(row + t * 8);
+    k.w[i][0] = x.x; k.w[i][1] = x.y;
 #endif
   }
 }
@@ -147,41 +129,20 @@ __device__ __forceinline__ void unpack_keys(const Table& table, const Keys& k, i
   const u32 x = (own & 1 ? c.z : c.x) ^ 0x80808080u, y = (own & 1 ? c.w : c.y) ^ 0x80808080u;
   r[0] = sub16(prmt(x, 0x64646464u, 0x4140), 0x64806480u); r[1] = sub16(prmt(x, 0x64646464u, 0x4342), 0x64806480u);
   r[2] = sub16(prmt(y, 0x64646464u, 0x4140), 0x64806480u); r[3] = sub16(prmt(y, 0x64646464u, 0x4342), 0x64806480u);
-#elif KEY_BITS == 4
-  unpack_key(table, k.w[i][own], 0x6240, 0x7351, r);
 #else
-  const u32 w = (k.w[i][own / 2] >> (2 * (own & 1))) & 0x33333333u;
-  unpack_key(table, w | ((k.s[i][own / 4] << (3 - own % 4)) & 0x88888888u), 0x6240, 0x7351, r);
+  unpack_key(table, k.w[i][own], 0x6240, 0x7351, r);
 #endif
 }
 
 // What a lane holds of 16 tokens' values: tokens 4 t to 4 t + 3 for its warp's dimensions.
-#if VALUE_BITS == 4
 struct Values { uint2 w[UNITS]; };
-#else
-struct Values { u32 w[UNITS], s[UNITS > 1 ? UNITS / 2 : 1]; };
-#endif
 
 __device__ __forceinline__ void load_values(const u8* p, int warp, Values& v) {
 #pragma unroll
-  for (int u = 0; u < UNITS; u++) {
-    const int unit = warp * UNITS + u;
-#if VALUE_BITS == 4
-    v.w[u] = read8(p + unit * 256 + LANE * 8);
-#else
-    v.w[u] = read4(p + unit / 2 * 384 + unit % 2 * 128 + LANE * 4);
-    if (u % 2 == 0) v.s[u / 2] = read4(p + unit / 2 * 384 + 256 + LANE * 4);
-#endif
-  }
+  for (int u = 0; u < UNITS; u++) v.w[u] = read8(p + (warp * UNITS + u) * 256 + LANE * 8);
 }
-__device__ __forceinline__ void unpack_values(const Table& table, const Values& v, int warp, int u, int k, u32* r) {
-#if VALUE_BITS == 4
+__device__ __forceinline__ void unpack_values(const Table& table, const Values& v, int u, int k, u32* r) {
   unpack_value(table, k ? v.w[u].y : v.w[u].x, 0x6240, 0x7351, r);
-#else
-  const int plane = (warp * UNITS + u) % 2 * 2 + k;
-  const u32 w = (v.w[u] >> (2 * k)) & 0x33333333u;
-  unpack_value(table, w | ((v.s[u / 2] << (3 - plane)) & 0x88888888u), 0x6240, 0x7351, r);
-#endif
 }
 
 // Shared memory of a block.
@@ -431,7 +392,7 @@ __device__ __forceinline__ void multiply_values(const Table& table, const Values
 #pragma unroll
       for (int k = 0; k < 2; k++) {
         u32 x[4];
-        unpack_values(table, values[i], WARP, u, k, x);
+        unpack_values(table, values[i], u, k, x);
 #pragma unroll
         for (int m = 0; m < MT; m++) {
           mma_bfloat(rows.out[m][u * 4 + k * 2], p[m], x[0], x[1]);

@@ -1,6 +1,6 @@
 // All but attention: new tokens into the cache, a history out of it for prefill, queries into the rotated space and
-// results back. After device.cu. Macros besides its: KEY_EDGES, KEY_LEVELS, VALUE_EDGES, VALUE_LEVELS (see `encode`),
-// MOST (largest norms of key and value, halves, whose products with all levels are finite), EXPAND_WARPS, ROW_WARPS.
+// results back. After device.cu. Macros besides its: EDGES, LEVELS (see `encode`), MOST (largest norms of key and value,
+// halves, whose products with all levels are finite), EXPAND_WARPS, ROW_WARPS.
 
 #define E (D / 32)
 
@@ -22,7 +22,7 @@ __device__ __forceinline__ float larger(float a, float b) { return b > a || b !=
 
 // A lane's components to codes, which are a magnitude's index below a sign; BITS 8: int8. The norm is the same in all lanes,
 // at most 65504, and NaN where a component is no number.
-template <int BITS> __device__ __forceinline__ u32 encode(float* y, const float* edges, const float* levels, u8* codes) {
+template <int BITS> __device__ __forceinline__ u32 encode(float* y, u8* codes) {
   float size = 0.f;
   if (BITS == 8) {
 #pragma unroll
@@ -40,6 +40,7 @@ template <int BITS> __device__ __forceinline__ u32 encode(float* y, const float*
 #pragma unroll
   for (int i = 16; i; i >>= 1) size += across(size, i);
   const float length = sqrtf(size), unit = (D == 256 ? 16.f : D == 128 ? 11.313708498984761f : 8.f) / (length > 0.f ? length : 1.f);
+  const float edges[] = {EDGES}, levels[] = {LEVELS};
   float coded = 0.f;
 #pragma unroll
   for (int j = 0; j < E; j++) {
@@ -47,13 +48,13 @@ template <int BITS> __device__ __forceinline__ u32 encode(float* y, const float*
     float level = levels[0];
     u32 index = 0;
 #pragma unroll
-    for (int i = 0; i < (1 << (BITS - 1)) - 1; i++) {
-      const bool above = fabsf(u) > edges[i];
+    for (int i = 0; i < 7; i++) {
+      const bool above = !(fabsf(u) <= edges[i]);  // what is no number, too, as in naive.py
       index += above;
       level = above ? levels[i + 1] : level;
     }
     coded += level * level;
-    codes[j] = (u8)(index | (u < 0.f ? 1u << (BITS - 1) : 0u));
+    codes[j] = (u8)(index | (u < 0.f ? 8u : 0u));
   }
 #pragma unroll
   for (int i = 16; i; i >>= 1) coded += across(coded, i);
@@ -66,50 +67,20 @@ __device__ __forceinline__ void pack_key(const u8* code, u8* packed) {
 #pragma unroll
   for (int j = 0; j < D / 128 + (D == 64); j++)
     if (D >= 128 || LANE < 16) ((u32*)packed)[j * 32 + LANE] = ((const u32*)code)[j * 32 + LANE];
-#elif KEY_BITS == 4
+#else
   for (int w = LANE; w < D / 8; w += 32) {
     u32 word = 0;
 #pragma unroll
     for (int n = 0; n < 8; n++) { const u32 m = code[8 * w + n]; word |= (m & 7) << 4 * n | (m >> 3) << (n < 4 ? 8 * n + 7 : 8 * n - 29); }
     ((u32*)packed)[w] = word;
   }
-#else
-  for (int w = LANE; w < D / 16; w += 32) {
-    u32 word = 0;
-#pragma unroll
-    for (int n = 0; n < 16; n++) word |= (code[16 * w + n] & 3u) << (4 * (n % 8) + 2 * (n / 8));
-    ((u32*)packed)[w] = word;
-  }
-  for (int w = LANE; w < D / 32; w += 32) {
-    u32 word = 0;
-#pragma unroll
-    for (int i = 0; i < 32; i++) { const int n = i % 8, p = i / 8; word |= (code[32 * w + i] >> 2 & 1u) << (n < 4 ? 8 * n + 4 + p : 8 * n - 32 + p); }
-    ((u32*)packed + D / 16)[w] = word;
-  }
 #endif
 }
 __device__ __forceinline__ void pack_value(const u8* code, u8* packed, int token) {
-#if VALUE_BITS == 4
   for (int i = LANE; i < D / 2; i += 32) {
     const int r = i / 8, g = i % 8;
     packed[r / 2 * 256 + g * 32 + token / 4 * 8 + r % 2 * 4 + token % 4] = (u8)(code[16 * r + g] | code[16 * r + 8 + g] << 4);
   }
-#else
-  for (int i = LANE; i < D / 4; i += 32) {
-    const int s = i / 8, g = i % 8;
-    u32 byte = 0;
-#pragma unroll
-    for (int q = 0; q < 4; q++) byte |= (code[32 * s + 8 * q + g] & 3u) << (2 * (q / 2) + 4 * (q % 2));
-    packed[s / 2 * 384 + s % 2 * 128 + g * 16 + token] = (u8)byte;
-  }
-  for (int i = LANE; i < D / 8; i += 32) {
-    const int u = i / 8, g = i % 8;
-    u32 byte = 0;
-#pragma unroll
-    for (int q = 0; q < 8; q++) byte |= (code[64 * u + 8 * q + g] >> 2 & 1u) << (q / 2 + 4 * (q % 2));
-    packed[u * 384 + 256 + g * 16 + token] = (u8)byte;
-  }
-#endif
 }
 
 // A warp for each token, head, and key or value; ROW_WARPS of them in a block, whose shared memory holds their codes.
@@ -133,13 +104,11 @@ extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS) store(const Store a
   hadamard(y);
   u32 norm;
   if (is_value) {
-    const float edges[] = {VALUE_EDGES}, levels[] = {VALUE_LEVELS};
-    norm = encode<VALUE_BITS>(y, edges, levels, codes + lane * E);
+    norm = encode<4>(y, codes + lane * E);
     __syncwarp();
     pack_value(codes, here + a.at.values + place / 16 * (16 * VALUE_BYTES), place % 16);
   } else {
-    const float edges[] = {KEY_EDGES}, levels[] = {KEY_LEVELS};
-    norm = encode<KEY_BITS>(y, edges, levels, codes + lane * E);
+    norm = encode<KEY_BITS>(y, codes + lane * E);
     __syncwarp();
     pack_key(codes, here + place * KEY_BYTES);
   }
@@ -200,29 +169,17 @@ extern "C" __global__ void __launch_bounds__(32 * EXPAND_WARPS) expand(const Exp
   uint2 k[4];
 #pragma unroll
   for (int j = 0; j < 4; j++) k[j] = *(const uint2*)(keys + j * KEY_BYTES + chunk * 8);
-#elif KEY_BITS == 4
-  u32 k[4];
-#pragma unroll
-  for (int j = 0; j < 4; j++) k[j] = *(const u32*)(keys + j * KEY_BYTES + chunk * 4);
 #else
   u32 k[4];
 #pragma unroll
-  for (int j = 0; j < 4; j++) {
-    const u32 sizes = *(const u32*)(keys + j * KEY_BYTES + chunk / 2 * 4), signs = *(const u32*)(keys + j * KEY_BYTES + D / 4 + chunk / 4 * 4);
-    k[j] = ((sizes >> 2 * (chunk & 1)) & 0x33333333u) | ((signs << (3 - chunk % 4)) & 0x88888888u);
-  }
+  for (int j = 0; j < 4; j++) k[j] = *(const u32*)(keys + j * KEY_BYTES + chunk * 4);
 #endif
   // Component g of the chunk, of four tokens: a nibble in each byte.
   const int half = 4 * (c & 1);
   u32 v[8];
 #pragma unroll
   for (int g = 0; g < 8; g++) {
-#if VALUE_BITS == 4
     v[g] = (*(const u32*)(values + chunk / 4 * 256 + g * 32 + t * 8 + chunk / 2 % 2 * 4) >> half) & 0x0f0f0f0fu;
-#else
-    const u32 sizes = *(const u32*)(values + segment * 384 + c / 4 * 128 + g * 16 + t * 4), signs = *(const u32*)(values + segment * 384 + 256 + g * 16 + t * 4);
-    v[g] = ((sizes >> (half + 2 * (c / 2 % 2))) & 0x03030303u) | ((signs >> (half + c / 2)) & 0x01010101u) << 3;
-#endif
   }
   // Bytes of tokens side by side: a word for each token.
   const u32 v0 = v[0] | v[1] << 4, v1 = v[2] | v[3] << 4, v2 = v[4] | v[5] << 4, v3 = v[6] | v[7] << 4;

@@ -6,7 +6,8 @@ import math
 from functools import cache
 from itertools import pairwise
 
-LEVELS = 16
+BITS = 4
+LEVELS = 2**BITS
 
 
 def _density(t: float) -> float:
@@ -23,49 +24,33 @@ def _edges(centroids: list[float]) -> list[float]:
 
 
 @cache
-def lloyd_max(levels: int = LEVELS) -> tuple[float, ...]:
+def lloyd_max() -> tuple[float, ...]:
     """Centroids that minimise the mean squared error for N(0, 1), ascending and symmetric about zero.
 
     Lloyd's iteration: boundaries half-way between centroids, each centroid the mean of its cell,
     ``(pdf(a) - pdf(b)) / (cdf(b) - cdf(a))``, until no centroid moves by more than 1e-13.
     """
-    centroids = [-3.0 + 6.0 * (i + 0.5) / levels for i in range(levels)]
+    centroids = [-3.0 + 6.0 * (i + 0.5) / LEVELS for i in range(LEVELS)]
     for _ in range(20_000):
         edges = _edges(centroids)
         moved = [(_density(a) - _density(b)) / (_cumulative(b) - _cumulative(a)) for a, b in pairwise(edges)]
         # Exact symmetry; the iteration alone leaves the two halves apart by rounding.
-        moved = [(moved[i] - moved[levels - 1 - i]) / 2.0 for i in range(levels)]
+        moved = [(moved[i] - moved[LEVELS - 1 - i]) / 2.0 for i in range(LEVELS)]
         step = max(abs(a - b) for a, b in zip(moved, centroids, strict=True))
         centroids = moved
         if step < 1e-13:
             return tuple(centroids)
-    raise ArithmeticError(f"Lloyd's iteration for {levels} levels has not settled")
-
-
-def boundaries(levels: int = LEVELS) -> tuple[float, ...]:
-    """The ``levels - 1`` values between neighbouring centroids at which the code changes."""
-    return tuple(_edges(list(lloyd_max(levels)))[1:-1])
-
-
-def distortion(levels: int = LEVELS) -> float:
-    """Mean squared error of the quantiser for N(0, 1): ``1 - sum p_i c_i^2``, as each centroid is its cell's mean."""
-    centroids = lloyd_max(levels)
-    edges = _edges(list(centroids))
-    return 1.0 - sum(
-        (_cumulative(b) - _cumulative(a)) * c * c for a, b, c in zip(edges, edges[1:], centroids, strict=False)
-    )
+    raise ArithmeticError("Lloyd's iteration has not settled")
 
 
 @cache
-def magnitudes(bits: int) -> tuple[float, ...]:
-    """The ``2^(bits - 1)`` positive centroids, ascending, to 8 significant bits, exact in float16 and in bfloat16."""
-    levels = 2**bits
-    split = (math.frexp(c) for c in lloyd_max(levels)[levels // 2 :])
+def magnitudes() -> tuple[float, ...]:
+    """The 8 positive centroids, ascending, to 8 significant bits, exact in float16 and in bfloat16."""
+    split = (math.frexp(c) for c in lloyd_max()[LEVELS // 2 :])
     return tuple(math.ldexp(round(mantissa * 256), exponent - 8) for mantissa, exponent in split)
 
 
 @cache
-def edges(bits: int) -> tuple[float, ...]:
-    """The ``2^(bits - 1) - 1`` magnitudes at which the index changes, ascending."""
-    levels = 2**bits
-    return boundaries(levels)[levels // 2 :]
+def edges() -> tuple[float, ...]:
+    """The 7 magnitudes at which the index changes, ascending."""
+    return tuple(_edges(list(lloyd_max()))[LEVELS // 2 + 1 : -1])

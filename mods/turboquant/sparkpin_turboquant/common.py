@@ -12,7 +12,7 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, Attention
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from sparkpin_turboquant import MOD, VERSION
-from sparkpin_turboquant.formats import FORMATS, Format
+from sparkpin_turboquant.formats import FORMATS, Format, format_of
 from sparkpin_turboquant.rotation import check_head_dim
 
 
@@ -47,7 +47,8 @@ class PackedBackend(AttentionBackend):
 
     @classmethod
     def supports_kv_cache_dtype(cls, kv_cache_dtype: str | None) -> bool:
-        return kv_cache_dtype in FORMATS
+        """Raises ValueError for a TurboQuant type that is none of ours: no other backend should serve it instead."""
+        return kv_cache_dtype is not None and kv_cache_dtype.startswith("turboquant_") and bool(format_of(kv_cache_dtype))
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
@@ -62,9 +63,8 @@ class PackedBackend(AttentionBackend):
         """Give a spec that the layer has made the size of our slot."""
         if spec.state_content_bytes is not None or not spec.kv_quant_mode.is_turboquant:
             return spec
-        return replace(
-            spec, state_content_bytes=vllm_slot_bytes(FORMATS[spec.kv_quant_mode.name.lower()], spec.head_size)
-        )
+        format = format_of(spec.kv_quant_mode.name.lower())
+        return replace(spec, state_content_bytes=vllm_slot_bytes(format, spec.head_size))
 
 
 class PackedImpl(AttentionImpl):
@@ -96,17 +96,14 @@ class PackedImpl(AttentionImpl):
         for name, value in unsupported.items():
             if value is not None:
                 raise NotImplementedError(f"turboquant: attention with {name}; omit --kv-cache-dtype {kv_cache_dtype}")
-        if kv_cache_dtype not in FORMATS or attn_type != AttentionType.DECODER:
-            raise NotImplementedError(
-                f"turboquant: kv_cache_dtype {kv_cache_dtype!r}, attention {attn_type!r}; "
-                f"wanted decoder and one of {', '.join(FORMATS)}"
-            )
+        if attn_type != AttentionType.DECODER:
+            raise NotImplementedError(f"turboquant: attention {attn_type!r}, wanted decoder")
         check_head_dim(head_size)
         self.num_heads = num_heads
         self.head_size = head_size
         self.scale = float(scale)
         self.num_kv_heads = num_kv_heads or num_heads
-        self.kv_cache_dtype = kv_cache_dtype
+        self.format = format_of(kv_cache_dtype)
 
     def rows(self, kv_cache: torch.Tensor) -> torch.Tensor:
         """A cache ``[blocks, Hkv, block_size, slot]`` as vLLM hands it over -> its blocks as bytes, ``[blocks, *]``."""

@@ -10,7 +10,6 @@ from vllm.v1.attention.backend import AttentionMetadataBuilder, MultipleOf
 
 from sparkpin_turboquant import naive
 from sparkpin_turboquant.common import PackedBackend, PackedImpl, report_active
-from sparkpin_turboquant.formats import FORMATS
 
 
 class TurboQuantBackend(PackedBackend):
@@ -69,8 +68,7 @@ class TurboQuantImpl(PackedImpl):
 
     def blocks(self, kv_cache: torch.Tensor) -> naive.Blocks:
         _, heads, block_size, slot = kv_cache.view(torch.uint8).shape
-        format = FORMATS[self.kv_cache_dtype]
-        return naive.Blocks(self.rows(kv_cache), format, heads, self.head_size, block_size, slot)
+        return naive.Blocks(self.rows(kv_cache), self.format, heads, self.head_size, block_size, slot)
 
     def forward(
         self,

@@ -50,8 +50,7 @@ def signs(head_dim: int, device: torch.device) -> torch.Tensor:
 
 def access_of(cache_: Cache, dtype: torch.dtype) -> Access:
     """The compilation of cache.cu for rows of a type."""
-    format = cache_.format
-    return Access(cache_.head_dim, format.key_bits, format.value_bits, dtype == torch.float32)
+    return Access(cache_.head_dim, cache_.format.key_bits, dtype == torch.float32)
 
 
 def at_of(cache_: Cache) -> At:

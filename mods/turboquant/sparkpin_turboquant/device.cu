@@ -1,5 +1,6 @@
 // What attend.cu and cache.cu share, compiled in front of each: instructions, the transform, codes to numbers.
-// Macros: D, KEY_BITS, VALUE_BITS, KEY_TABLE, VALUE_TABLE (see `Table`), WIDE (rows of float, not of half or bfloat16).
+// Macros: D, KEY_BITS (8 or 4; values have 4), KEY_TABLE, VALUE_TABLE (see `Table`), WIDE (rows of float, not of half or
+// bfloat16).
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -31,7 +32,6 @@ __device__ __forceinline__ void write16(u16* p, uint4 x) { asm volatile("st.glob
 // The cache is read once: no place in L1.
 __device__ __forceinline__ uint4 read16(const u8* p) { uint4 r; asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(p)); return r; }
 __device__ __forceinline__ uint2 read8(const u8* p) { uint2 r; asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1},[%2];" : "=r"(r.x), "=r"(r.y) : "l"(p)); return r; }
-__device__ __forceinline__ u32 read4(const u8* p) { u32 r; asm volatile("ld.global.nc.L1::no_allocate.u32 %0,[%1];" : "=r"(r) : "l"(p)); return r; }
 #if __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void others_may_start() { asm volatile("griddepcontrol.launch_dependents;"); }
 __device__ __forceinline__ void wait_for_others() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -47,7 +47,7 @@ __device__ __forceinline__ float from_lane(float x, int lane) { return __shfl_sy
 #endif
 
 #define KEY_BYTES (D * KEY_BITS / 8)
-#define VALUE_BYTES (D * VALUE_BITS / 8)
+#define VALUE_BYTES (D / 2)
 
 __device__ __forceinline__ int warp_sum(int x) {
 #pragma unroll

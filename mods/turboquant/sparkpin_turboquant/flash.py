@@ -10,10 +10,13 @@ from vllm.v1.attention.backends.fa_utils import get_flash_attn_version, is_fa_ve
 from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func
 
 
-def flash_attention(head_size: int, scale: float) -> Any:
-    """`prefill.Attend` on this GPU. Raises NotImplementedError when vLLM has no FlashAttention for it."""
+def flash_attention(head_size: int, scale: float, version: int | None = None) -> Any:
+    """`prefill.Attend` on this GPU. Raises NotImplementedError when vLLM has no FlashAttention for it.
+
+    version: for tests; a Spark has 2.
+    """
     # vLLM holds a server with this cache type to version 2, for the sake of layers that keep another type.
-    version = 3 if is_fa_version_supported(3) else get_flash_attn_version(head_size=head_size)
+    version = version or (3 if is_fa_version_supported(3) else get_flash_attn_version(head_size=head_size))
     if version is None:
         raise NotImplementedError(f"turboquant: vLLM has no FlashAttention for head_size {head_size} on this GPU")
     return partial(_attend, scale, version)

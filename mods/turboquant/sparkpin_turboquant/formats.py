@@ -15,21 +15,17 @@ HEAD_DIMS = (64, 128, 256)
 
 @dataclass(frozen=True)
 class Format:
-    """key_bits 8: int8; 2 to 4: Lloyd-Max codes. value_bits 2 to 4: Lloyd-Max codes. 3-bit codes lie in two planes."""
+    """key_bits 8: int8; 4: Lloyd-Max codes, as values always are."""
 
     name: str
     key_bits: int
-    value_bits: int
 
     def key_bytes(self, head_dim: int) -> int:
         return head_dim * self.key_bits // 8
 
-    def value_bytes(self, head_dim: int) -> int:
-        return head_dim * self.value_bits // 8
-
     def slot_bytes(self, head_dim: int) -> int:
         """Bytes of a token and KV head: codes of key and value, and two float16 norms."""
-        return self.key_bytes(head_dim) + self.value_bytes(head_dim) + 4
+        return self.key_bytes(head_dim) + head_dim // 2 + 4
 
 
 @dataclass(frozen=True)
@@ -39,20 +35,18 @@ class Layout:
     A block is what vLLM pages by. Its parts are kept apart, so that each is read in whole aligned pieces::
 
         keys         [block_size, key_bytes]
-        values       [block_size / 16, 16 value_bytes]      16 tokens side by side
+        values       [block_size / 16, 8 D]                 16 tokens side by side
         norms        [block_size, 2] float16                key's, value's
 
     Below, a code is a sign and the index m of a magnitude, words are of 32 bits, and i counts from their lowest bit.
     One load of a lane of a GPU is what it needs of a product's operand, and few instructions make numbers of it.
 
     Keys of 8 bits: int8. 4 bits: word w has components 8 w + n, m at i = 4 n, the sign at 8 n + 7 for n < 4 and at
-    8 n - 29 for the rest. 3 bits: D / 16 words of magnitudes, m of component 16 w + 8 k + n at 4 n + 2 k; then D / 32
-    of signs, that of 32 w + 8 p + n at 8 n + 4 + p for n < 4 and at 8 n - 32 + p for the rest.
+    8 n - 29 for the rest.
 
-    Values: a token's components are taken in pairs, 16 r + g and 16 r + 8 + g with g < 8. 4 bits: byte (r, g) has the
-    one's code in its lower half. 3 bits: pairs r = 2 s + k share a byte (s, g) of magnitudes, at bits 2 k and 4 + 2 k;
-    all of 64 components a byte (s / 2, g) of signs, at bits p and 4 + p with p = r % 4. `naive.value_places` says where
-    the bytes of 16 tokens lie: those of tokens 4 t to 4 t + 3 are one word.
+    Values: a token's components are taken in pairs, 16 r + g and 16 r + 8 + g with g < 8. Byte (r, g) has the one's
+    code in its lower half. `naive.value_places` says where the bytes of 16 tokens lie: those of tokens 4 t to 4 t + 3
+    are one word.
     """
 
     block_size: int
@@ -73,35 +67,16 @@ def layout(format: Format, head_dim: int, block_size: int, slot: int) -> Layout:
     if slot < format.slot_bytes(head_dim):
         raise ValueError(f"turboquant: {slot} bytes a slot, wanted {format.slot_bytes(head_dim)} for {format.name}")
     values = block_size * format.key_bytes(head_dim)
-    norms = values + block_size * format.value_bytes(head_dim)
+    norms = values + block_size * head_dim // 2
     return Layout(block_size, slot, values, norms)
 
 
-FORMATS = {
-    format.name: format
-    for format in (
-        Format("turboquant_k8v4", 8, 4),
-        Format("turboquant_4bit_nc", 4, 4),
-        Format("turboquant_k3v4_nc", 3, 4),
-        Format("turboquant_3bit_nc", 3, 3),
-    )
-}
+FORMATS = {format.name: format for format in (Format("turboquant_k8v4", 8), Format("turboquant_4bit_nc", 4))}
 """By vLLM's name of the cache type."""
 
-RECIPE_NAMES = {
-    "turboquant35": "turboquant_4bit_nc",
-    "turboquant25": "turboquant_3bit_nc",
-    "turboquant_asym": "turboquant_k8v4",
-    "turboquant_q8k_tq35v": "turboquant_k8v4",
-    "turboquant_q8k_tq25v": "turboquant_k8v4",
-}
-"""Names of patched vLLMs that recipes still use -> the nearest format that is no coarser. 3.5 and 2.5 bits meant
-outlier channels with a bit more than the rest; after the rotation there are none, and kernels unpack whole bits."""
 
-
-def resolve(name: str) -> Format:
-    """The format of a cache type, by vLLM's name or a recipe's. Raises ValueError with what there is."""
-    found = FORMATS.get(RECIPE_NAMES.get(name, name))
-    if found is None:
+def format_of(name: str) -> Format:
+    """The format of a cache type. Raises ValueError with those that there are."""
+    if name not in FORMATS:
         raise ValueError(f"turboquant: --kv-cache-dtype {name}, wanted one of {', '.join(FORMATS)}")
-    return found
+    return FORMATS[name]

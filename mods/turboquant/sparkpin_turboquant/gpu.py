@@ -18,7 +18,7 @@ from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 
 from sparkpin_turboquant import MOD, VERSION, cuda, prefill, selfcheck
 from sparkpin_turboquant.common import PackedBackend, PackedImpl, report_active
-from sparkpin_turboquant.formats import FORMATS, HEAD_DIMS
+from sparkpin_turboquant.formats import HEAD_DIMS
 from sparkpin_turboquant.tuned import Tuned, piece_of, splits_of, tuned_for
 
 BLOCK_SIZE = 128
@@ -142,8 +142,7 @@ class GpuImpl(PackedImpl):
         if self.known is None or self.known[0] != key:
             rows = self.rows(kv_cache)
             block_size, slot = kv_cache.shape[2:]
-            format = FORMATS[self.kv_cache_dtype]
-            made = cuda.Cache(rows, format, self.num_kv_heads, self.head_size, block_size, slot, rows.stride(0))
+            made = cuda.Cache(rows, self.format, self.num_kv_heads, self.head_size, block_size, slot, rows.stride(0))
             self.known = (key, made)
         return self.known[1]
 
@@ -159,9 +158,7 @@ class GpuImpl(PackedImpl):
         dtype = vllm_config.model_config.dtype
         page = block_size * self.num_kv_heads * slot
         data = torch.zeros(1, page, dtype=torch.uint8, device=device)
-        cache_ = cuda.Cache(
-            data, FORMATS[self.kv_cache_dtype], self.num_kv_heads, self.head_size, block_size, slot, page
-        )
+        cache_ = cuda.Cache(data, self.format, self.num_kv_heads, self.head_size, block_size, slot, page)
         tuned, processors = _gpu(device)
         new = torch.zeros(1, self.num_kv_heads, self.head_size, dtype=dtype, device=device)
         cuda.store_tokens(new, new, cache_, torch.zeros(1, dtype=torch.int64, device=device))
@@ -189,10 +186,10 @@ class GpuImpl(PackedImpl):
         group = self.num_heads // self.num_kv_heads
         queries = tuple(sorted({*range(1, widths[-1] + 1), piece_of(group)}))
         dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
-        format, heads, head_dim = self.kv_cache_dtype, self.num_kv_heads, self.head_size
-        case = selfcheck.Case(format, heads, group, head_dim, block_size, slot, queries, dtype)
+        heads, head_dim = self.num_kv_heads, self.head_size
+        case = selfcheck.Case(self.format.name, heads, group, head_dim, block_size, slot, queries, dtype)
         with reporting_failure(MOD, version=VERSION):
-            once(MOD, VERSION, asdict(case), lambda: selfcheck.compare(case, tuned, processors, device))
+            once(MOD, VERSION, asdict(case), lambda: selfcheck.compare(case, tuned, processors, device, self.flash))
         torch.cuda.empty_cache()  # what vLLM has planned with
 
     def do_kv_cache_update(

@@ -12,7 +12,7 @@ from typing import Any
 
 from sparkpin_modkit import UnsupportedPlatform, check_vllm
 
-from sparkpin_turboquant.formats import resolve
+from sparkpin_turboquant.formats import format_of
 from sparkpin_turboquant.touches import ON_CUDA, TOUCHES
 
 ON_CPU = "sparkpin_turboquant.cpu.TurboQuantBackend"
@@ -49,7 +49,7 @@ def choose_on_cpu() -> None:
         dtype = attn_selector_config.kv_cache_dtype
         if dtype is None or not dtype.startswith("turboquant"):
             return str(original.__func__(cls, selected_backend, attn_selector_config, num_heads))
-        resolve(dtype)
+        format_of(dtype)
         return str(AttentionBackendEnum.TURBOQUANT.get_path())
 
     CpuPlatform.get_attn_backend_cls = classmethod(get_attn_backend_cls)

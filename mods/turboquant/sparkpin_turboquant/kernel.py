@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from sparkpin_modkit import kernels
 
 from sparkpin_turboquant import MOD
-from sparkpin_turboquant.codebook import edges, magnitudes
+from sparkpin_turboquant.codebook import BITS, edges, magnitudes
 from sparkpin_turboquant.formats import GROUP
 
 MERGE_WARPS = 32
@@ -47,7 +47,6 @@ class Variant:
 
     head_dim: int
     key_bits: int
-    value_bits: int
     rows: int
     warps: int
     blocks: int
@@ -83,7 +82,7 @@ class Variant:
 
     def source(self) -> str:
         """What a compiler gets."""
-        tables = {"KEY_TABLE": table(min(self.key_bits, 4), "<e"), "VALUE_TABLE": table(self.value_bits, "bfloat16")}
+        tables = {"KEY_TABLE": table("<e"), "VALUE_TABLE": table("bfloat16")}
         return source_of(self, tables | {"MT": self.rows, "W": self.warps, "CTAS": self.blocks})
 
 
@@ -93,13 +92,12 @@ class Access:
 
     head_dim: int
     key_bits: int
-    value_bits: int
     wide: bool = False
     file: ClassVar[str] = "cache"
 
     @property
     def functions(self) -> dict[str, int]:
-        expanded = EXPAND_WARPS * 64 // self.head_dim * 2 * (self.key_bits + self.value_bits) * self.head_dim
+        expanded = EXPAND_WARPS * 64 // self.head_dim * 2 * (self.key_bits + BITS) * self.head_dim
         return {"store": ROW_WARPS * self.head_dim, "expand": expanded, "turn": 0, "fold": 0}
 
     def by_rows(self, function: str, rows: int) -> Launch:
@@ -113,16 +111,18 @@ class Access:
 
     def source(self) -> str:
         """What a compiler gets."""
-        macros: dict[str, object] = {"EXPAND_WARPS": EXPAND_WARPS, "ROW_WARPS": ROW_WARPS}
-        largest = []
-        for name, bits in (("KEY", self.key_bits), ("VALUE", self.value_bits)):
-            levels = magnitudes(min(bits, 4))
-            macros[f"{name}_TABLE"] = table(min(bits, 4), "<e")
-            macros[f"{name}_LEVELS"] = ", ".join(f"{level!r}f" for level in levels)
-            macros[f"{name}_EDGES"] = ", ".join(f"{single(edge)!r}f" for edge in edges(min(bits, 4)))
-            largest.append(127.0 if bits == 8 else levels[-1])
+        levels = magnitudes()
+        largest = 127.0 if self.key_bits == 8 else levels[-1], levels[-1]
         most = struct.pack("<2e", *(FLOAT16_BELOW / level for level in largest))
-        macros["MOST"] = f"0x{int.from_bytes(most, 'little'):08x}u"
+        macros = {
+            "EXPAND_WARPS": EXPAND_WARPS,
+            "ROW_WARPS": ROW_WARPS,
+            "KEY_TABLE": table("<e"),
+            "VALUE_TABLE": table("<e"),
+            "LEVELS": ", ".join(f"{level!r}f" for level in levels),
+            "EDGES": ", ".join(f"{single(edge)!r}f" for edge in edges()),
+            "MOST": f"0x{int.from_bytes(most, 'little'):08x}u",
+        }
         return source_of(self, macros)
 
 
@@ -135,10 +135,8 @@ def single(x: float) -> float:
 
 
 def source_of(compiled: Compiled, macros: Mapping[str, object]) -> str:
-    shared = {"D": compiled.head_dim, "KEY_BITS": compiled.key_bits, "VALUE_BITS": compiled.value_bits}
-    defined = "".join(
-        f"#define {name} {value}\n" for name, value in (shared | {"WIDE": int(compiled.wide)} | dict(macros)).items()
-    )
+    shared = {"D": compiled.head_dim, "KEY_BITS": compiled.key_bits, "WIDE": int(compiled.wide)}
+    defined = "".join(f"#define {name} {value}\n" for name, value in (shared | dict(macros)).items())
     files = resources.files("sparkpin_turboquant")
     return defined + "".join(
         files.joinpath(f"{name}.cu").read_text(encoding="utf-8") for name in ("device", compiled.file)
@@ -150,10 +148,9 @@ def merge_warps(programs: int, sequences: int) -> int:
     return max(4, min(MERGE_WARPS, programs // (4 * sequences)))
 
 
-def table(bits: int, number: str) -> str:
+def table(number: str) -> str:
     """High bytes of magnitudes 0 to 3 and 4 to 7, then their low bytes. number: "<e" for float16, or "bfloat16"."""
-    encoded = [struct.pack("<e", m) if number == "<e" else struct.pack("<f", m)[2:] for m in magnitudes(bits)]
-    encoded += [b"\0\0"] * (8 - len(encoded))
+    encoded = [struct.pack("<e", m) if number == "<e" else struct.pack("<f", m)[2:] for m in magnitudes()]
     words = [bytes(pair[byte] for pair in encoded[i : i + 4]) for byte in (1, 0) for i in (0, 4)]
     return ", ".join(f"0x{int.from_bytes(word, 'little'):08x}u" for word in words)
 

@@ -1,6 +1,6 @@
 """The executable specification, in plain float32 torch.
 
-A vector ``x`` of a head is stored as codes and one norm. With codes of 2, 3 or 4 bits::
+A vector ``x`` of a head is stored as codes and one norm. With codes of 4 bits::
 
     y     = rotate(x)                          same norm, components like N(0, |x|^2 / D)
     code  = Lloyd-Max cell of sqrt(D) y / |x|  its highest bit: negative; the others: index of the magnitude
@@ -12,6 +12,8 @@ and with 8 bits (keys only)::
     norm  = max |y_i| / 127                    float16
     code  = round(y / norm)                    int8
     x^    = unrotate(norm * code)
+
+A vector with NaN has the norm NaN; a norm above float16's range, infinity included, is held at 65504.
 
 c are the centroids rounded to 8 significant bits, exact in float16 and in bfloat16. `formats.layout` says where the
 bytes of a block lie.
@@ -30,9 +32,9 @@ from sparkpin_turboquant.rotation import rotate, unrotate
 FLOAT16_MAX = 65504.0
 
 
-def centroids(bits: int, device: torch.device | None = None) -> torch.Tensor:
-    """``[2^bits]`` float32, by code: the positive ones ascending, then the negative ones."""
-    positive = torch.tensor(codebook.magnitudes(bits), dtype=torch.float32, device=device)
+def centroids(device: torch.device | None = None) -> torch.Tensor:
+    """``[16]`` float32, by code: the positive ones ascending, then the negative ones."""
+    positive = torch.tensor(codebook.magnitudes(), dtype=torch.float32, device=device)
     return torch.cat((positive, -positive))
 
 
@@ -41,11 +43,10 @@ def quantise(x: torch.Tensor, bits: int = 4) -> tuple[torch.Tensor, torch.Tensor
 
     Args:
         x: ``[..., D]`` floating point.
-        bits: 2, 3, 4 or 8.
+        bits: 4 or 8.
 
     Returns:
-        codes ``[..., D]`` uint8 (8 bits: int8's bits), and norms ``[...]`` float16. A zero vector has norm 0; a norm
-        above float16's range is held at 65504.
+        codes ``[..., D]`` uint8 (8 bits: int8's bits), and norms ``[...]`` float16. A zero vector has norm 0.
     """
     y = rotate(x)
     if bits == 8:
@@ -55,15 +56,15 @@ def quantise(x: torch.Tensor, bits: int = 4) -> tuple[torch.Tensor, torch.Tensor
         return (codes.clamp(-127, 127) + 0.5).floor().to(torch.int8).view(torch.uint8), norms
     length = y.norm(dim=-1)
     unit = y * (math.sqrt(x.shape[-1]) / torch.where(length > 0, length, torch.ones_like(length))).unsqueeze(-1)
-    edges = torch.tensor(codebook.edges(bits), dtype=torch.float32, device=x.device)
-    codes = torch.bucketize(unit.abs().contiguous(), edges) + (unit < 0).long() * 2 ** (bits - 1)
-    norms = (length / centroids(bits, x.device)[codes].norm(dim=-1)).clamp(max=FLOAT16_MAX).to(torch.float16)
+    edges = torch.tensor(codebook.edges(), dtype=torch.float32, device=x.device)
+    codes = torch.bucketize(unit.abs().contiguous(), edges) + (unit < 0).long() * 8
+    norms = (length / centroids(x.device)[codes].norm(dim=-1)).clamp(max=FLOAT16_MAX).to(torch.float16)
     return codes.to(torch.uint8), norms
 
 
 def dequantise_rotated(codes: torch.Tensor, norms: torch.Tensor, bits: int = 4) -> torch.Tensor:
     """``[..., D]`` float32 in the rotated space."""
-    numbers = codes.view(torch.int8).float() if bits == 8 else centroids(bits, codes.device)[codes.long()]
+    numbers = codes.view(torch.int8).float() if bits == 8 else centroids(codes.device)[codes.long()]
     return numbers * norms.float().unsqueeze(-1)
 
 
@@ -76,72 +77,39 @@ def pack_keys(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """``[..., D]`` codes -> ``[..., D bits / 8]`` bytes, as `formats.Layout` says; words are little-endian."""
     if bits == 8:
         return codes
-    if bits == 4:  # byte i of a word: magnitudes of codes 2 i, 2 i + 1; signs of codes i + 4, i
-        eights = codes.unflatten(-1, (-1, 8)).int()
-        size, sign = eights & 7, eights >> 3
-        out = size[..., ::2] | size[..., 1::2] << 4 | sign[..., 4:] << 3 | sign[..., :4] << 7
-        return out.flatten(-2).to(torch.uint8)
-    eights = codes.unflatten(-1, (-1, 4, 8)).int()  # four times eight codes: two words of magnitudes, one of signs
-    size, sign = eights & 3, eights >> 2
-    size, shift = size.unflatten(-2, (2, 2)), torch.arange(4, device=codes.device).unsqueeze(-1)
-    sizes = (size[..., ::2] << 2 * shift[:2]).sum(-2) | (size[..., 1::2] << 2 * shift[:2] + 4).sum(-2)
-    signs = (sign[..., 4:] << shift).sum(-2) | (sign[..., :4] << shift + 4).sum(-2)
-    return torch.cat((sizes.flatten(-3), signs.flatten(-2)), dim=-1).to(torch.uint8)
+    eights = codes.unflatten(-1, (-1, 8)).int()
+    size, sign = eights & 7, eights >> 3
+    # Byte i of a word: magnitudes of codes 2 i, 2 i + 1; signs of codes i + 4, i.
+    out = size[..., ::2] | size[..., 1::2] << 4 | sign[..., 4:] << 3 | sign[..., :4] << 7
+    return out.flatten(-2).to(torch.uint8)
 
 
 def unpack_keys(packed: torch.Tensor, bits: int) -> torch.Tensor:
     """Inverse of `pack_keys`."""
     if bits == 8:
         return packed
-    if bits == 4:
-        fours = packed.unflatten(-1, (-1, 4)).int()
-        size = torch.stack((fours & 7, fours >> 4 & 7), dim=-1).flatten(-2)
-        sign = torch.cat((fours >> 7, fours >> 3 & 1), dim=-1)
-        return (size | sign << 3).flatten(-2).to(torch.uint8)
-    sizes, signs = packed.int().split([packed.shape[-1] * 2 // 3, packed.shape[-1] // 3], dim=-1)
-    shift = torch.arange(4, device=packed.device).unsqueeze(-1)
-    sizes = sizes.unflatten(-1, (-1, 2, 1, 4)) >> 2 * shift[:2]
-    size = torch.stack((sizes & 3, sizes >> 4 & 3), dim=-1).flatten(-2).flatten(-3, -2)
-    signs = signs.unflatten(-1, (-1, 1, 4))
-    sign = torch.cat((signs >> shift + 4 & 1, signs >> shift & 1), dim=-1)
-    return (size | sign << 2).flatten(-3).to(torch.uint8)
+    fours = packed.unflatten(-1, (-1, 4)).int()
+    size = torch.stack((fours & 7, fours >> 4 & 7), dim=-1).flatten(-2)
+    sign = torch.cat((fours >> 7, fours >> 3 & 1), dim=-1)
+    return (size | sign << 3).flatten(-2).to(torch.uint8)
 
 
-def pack_values(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """``[..., D]`` codes -> ``[..., D bits / 8]`` bytes in the order of `value_places`."""
-    if bits == 4:
-        low, high = codes.unflatten(-1, (-1, 2, 8)).int().unbind(-2)
-        return (low | high << 4).flatten(-2).to(torch.uint8)
-    eights = codes.unflatten(-1, (-1, 2, 2, 2, 8)).int()
-    half = torch.arange(2, device=codes.device)
-    shift = 4 * half[:, None] + 2 * half[:, None, None]
-    sizes = ((eights & 3) << shift).sum((-3, -2))
-    signs = ((eights >> 2) << (shift - half[:, None, None] + 2 * half[:, None, None, None])).sum((-4, -3, -2))
-    return torch.cat((sizes.flatten(-3), signs.flatten(-2)), dim=-1).to(torch.uint8)
+def pack_values(codes: torch.Tensor) -> torch.Tensor:
+    """``[..., D]`` codes -> ``[..., D / 2]`` bytes: those of `formats.Layout`, in the order of `value_places`."""
+    low, high = codes.unflatten(-1, (-1, 2, 8)).int().unbind(-2)
+    return (low | high << 4).flatten(-2).to(torch.uint8)
 
 
-def unpack_values(packed: torch.Tensor, bits: int) -> torch.Tensor:
+def unpack_values(packed: torch.Tensor) -> torch.Tensor:
     """Inverse of `pack_values`."""
-    if bits == 4:
-        eights = packed.unflatten(-1, (-1, 8))
-        return torch.stack((eights & 15, eights >> 4), dim=-2).flatten(-3)
-    sizes, signs = packed.int().split([packed.shape[-1] * 2 // 3, packed.shape[-1] // 3], dim=-1)
-    half = torch.arange(2, device=packed.device)
-    shift = 4 * half[:, None] + 2 * half[:, None, None]
-    size = sizes.unflatten(-1, (-1, 2, 1, 1, 8)) >> shift & 3
-    sign = signs.unflatten(-1, (-1, 1, 1, 1, 8)) >> (shift - half[:, None, None] + 2 * half[:, None, None, None]) & 1
-    return (size | sign << 2).flatten(-5).to(torch.uint8)
+    eights = packed.unflatten(-1, (-1, 8))
+    return torch.stack((eights & 15, eights >> 4), dim=-2).flatten(-3)
 
 
-def value_places(head_dim: int, bits: int) -> torch.Tensor:
-    """``[value_bytes, GROUP]``: where byte j of token n lies among those of its GROUP tokens; see `formats.Layout`."""
-    n = torch.arange(GROUP)
-    if bits == 4:
-        j = torch.arange(head_dim // 2).unsqueeze(-1)
-        return j // 16 * 256 + j % 8 * 32 + n // 4 * 8 + j // 8 % 2 * 4 + n % 4
-    j = torch.arange(head_dim // 8).unsqueeze(-1)
-    sizes = torch.arange(head_dim // 4).unsqueeze(-1)
-    return torch.cat((sizes // 16 * 384 + sizes % 16 * 16 + n, j // 8 * 384 + 256 + j % 8 * 16 + n))
+def value_places(head_dim: int) -> torch.Tensor:
+    """``[D / 2, GROUP]``: where byte j of token n lies among those of its GROUP tokens; see `formats.Layout`."""
+    n, j = torch.arange(GROUP), torch.arange(head_dim // 2).unsqueeze(-1)
+    return j // 16 * 256 + j % 8 * 32 + n // 4 * 8 + j // 8 % 2 * 4 + n % 4
 
 
 class Blocks:
@@ -153,15 +121,14 @@ class Blocks:
         self.format, self.head_dim, self.block_size = format, head_dim, block_size
         at = layout(format, head_dim, block_size, slot)
         by_head = data.view(data.shape[0], heads, block_size * slot)
-        key_bytes, value_bytes = format.key_bytes(head_dim), format.value_bytes(head_dim)
-        self.keys = by_head[..., : at.values].unflatten(-1, (block_size, key_bytes))
-        self.values = by_head[..., at.values : at.norms].unflatten(-1, (-1, value_bytes * GROUP))
-        self.places = value_places(head_dim, format.value_bits).to(data.device)
+        self.keys = by_head[..., : at.values].unflatten(-1, (block_size, format.key_bytes(head_dim)))
+        self.values = by_head[..., at.values : at.norms].unflatten(-1, (-1, head_dim // 2 * GROUP))
+        self.places = value_places(head_dim).to(data.device)
         norms = by_head[..., at.norms : at.norms + 4 * block_size].unflatten(-1, (block_size, 4))
         self.key_norms, self.value_norms = norms[..., :2], norms[..., 2:]
 
     def _values_of(self, block: torch.Tensor, place: torch.Tensor) -> tuple[torch.Tensor | slice, ...]:
-        """Index of ``[T, value_bytes, heads]`` bytes in `values`."""
+        """Index of ``[T, D / 2, heads]`` bytes in `values`."""
         group = (place // GROUP).unsqueeze(-1)
         return block.unsqueeze(-1), slice(None), group, self.places.T[place % GROUP]
 
@@ -171,8 +138,8 @@ class Blocks:
         codes, norms = quantise(key, self.format.key_bits)
         self.keys[block, :, place] = pack_keys(codes, self.format.key_bits)
         self.key_norms[block, :, place] = norms.unsqueeze(-1).view(torch.uint8)
-        codes, norms = quantise(value, self.format.value_bits)
-        self.values[*self._values_of(block, place)] = pack_values(codes, self.format.value_bits).transpose(1, 2)
+        codes, norms = quantise(value)
+        self.values[*self._values_of(block, place)] = pack_values(codes).transpose(1, 2)
         self.value_norms[block, :, place] = norms.unsqueeze(-1).view(torch.uint8)
 
     def read_rotated(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -181,11 +148,8 @@ class Blocks:
         key_norms = self.key_norms[block, :, place].contiguous().view(torch.float16).squeeze(-1)
         value_norms = self.value_norms[block, :, place].contiguous().view(torch.float16).squeeze(-1)
         keys = unpack_keys(self.keys[block, :, place], self.format.key_bits)
-        values = unpack_values(self.values[*self._values_of(block, place)].transpose(1, 2), self.format.value_bits)
-        return (
-            dequantise_rotated(keys, key_norms, self.format.key_bits),
-            dequantise_rotated(values, value_norms, self.format.value_bits),
-        )
+        values = unpack_values(self.values[*self._values_of(block, place)].transpose(1, 2))
+        return dequantise_rotated(keys, key_norms, self.format.key_bits), dequantise_rotated(values, value_norms)
 
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import torch
 from sparkpin_modkit.selfcheck import Compared
 
-from sparkpin_turboquant import cuda, history, naive
+from sparkpin_turboquant import cuda, history, naive, prefill
 from sparkpin_turboquant.formats import FORMATS
 from sparkpin_turboquant.tuned import Tuned, programs_of, splits_of, tuned_for, variant_for
 
 STORED, STORED_VECTOR, ROUNDED, ATTENDED = 2e-3, 0.15, 2e-3, 1e-2
 """Float32 sums in another order put few components on the other side of an edge: nothing to all vectors, up to 0.06 to
-one. What `expand` and `turn` give is rounded to float16, the weights and outputs of `attend` to bfloat16."""
+one. What `expand` and `turn` give is rounded to float16, the weights and outputs of `attend` and of FlashAttention to
+bfloat16."""
 REJECTED = 3
 """Tokens behind each sequence that are in the cache and not of it, as drafts that were not accepted."""
 SLICE = 2048
@@ -97,13 +98,20 @@ class Data:
 
 
 @torch.inference_mode()
-def compare(case: Case, tuned: tuple[Tuned, ...], processors: int, device: torch.device) -> Iterator[Compared]:
-    """Each kernel on the current GPU, which `tuned` and `processors` describe. Takes up to 300 MB for a moment."""
+def compare(
+    case: Case, tuned: tuple[Tuned, ...], processors: int, device: torch.device, flash: prefill.Attend
+) -> Iterator[Compared]:
+    """Each kernel on the current GPU, which `tuned` and `processors` describe. Takes up to 300 MB for a moment.
+
+    flash: `flash.flash_attention` of the case, which prefill takes.
+    """
     data = Data(case, tuned, processors, device)
     yield from _stored(data)
+    yield from _not_numbers(data)
     yield from _expanded(data)
     yield from _turned(data)
     back = [data.blocks.read_rotated(slots) for slots in data.slots]
+    yield from _prefilled(data, back[0], flash)
     for queries in case.queries:
         error = _attended(data, queries, back, sorted({1, 3, processors}))
         yield "attend, merge", f"{case.format}, {queries} query tokens", error, ATTENDED
@@ -124,6 +132,24 @@ def _stored(data: Data) -> Iterator[Compared]:
     yield "store", f"{data.case.format}, the worst vector", float(torch.tensor(one).max()), STORED_VECTOR
     beside = float((data.cache.data != wanted.data).float().mean())
     yield "store", f"{data.case.format}, bytes", beside, STORED
+
+
+def _not_numbers(data: Data) -> Iterator[Compared]:
+    """NaN stays NaN, also that of two infinite components, which have no direction; one of them is held."""
+    case, slots = data.case, torch.arange(3, device=data.device)
+    rows = data.normal(3, 2 * case.kv_heads)
+    rows[0, :, 5], rows[1, :, 63], rows[2, :, 3], rows[2, :, 40] = torch.nan, torch.inf, torch.inf, torch.inf
+    key, value = rows[:, : case.kv_heads], rows[:, case.kv_heads :]
+    cache, wanted = data.empty(1), data.empty(1)
+    cuda.store_tokens(key, value, cache, slots)
+    data.as_naive(wanted).write(key, value, slots)
+    found, right = (torch.stack(data.as_naive(one).read_rotated(slots)) for one in (cache, wanted))
+    differ = ~found.isclose(right, rtol=STORED, equal_nan=True)
+    yield "store", f"{case.format}, NaN and infinity", float(differ.float().mean()), STORED
+    plain = torch.zeros(2, case.kv_heads, 3, case.head_dim, dtype=torch.float16, device=data.device)
+    history.expand_tokens(plain[0], plain[1], cache, data.numbers(0), 0, 3)
+    differ = plain.isnan() != right.isnan().transpose(1, 2)
+    yield "expand", f"{case.format}, NaN", float(differ.float().mean()), ROUNDED
 
 
 def _expanded(data: Data) -> Iterator[Compared]:
@@ -158,6 +184,30 @@ def _turned(data: Data) -> Iterator[Compared]:
     yield "fold", case.format, worst(out, wanted), ATTENDED
 
 
+def _attention(data: Data, rotated: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """`naive.attention` of one sequence, in the rotated space: head by head, which takes less memory."""
+    found = torch.empty_like(rotated)
+    for head in range(rotated.shape[1]):
+        its = slice(head // data.case.group, head // data.case.group + 1)
+        found[:, head : head + 1] = naive.attention(rotated[:, head : head + 1], key[:, its], value[:, its], data.scale)
+    return naive.unrotate(found)
+
+
+def _prefilled(data: Data, back: tuple[torch.Tensor, torch.Tensor], flash: prefill.Attend) -> Iterator[Compared]:
+    """The last tokens of the longest sequence as new ones: history and they in two parts, and joined."""
+    case, new, length = data.case, 33, data.lengths[0]
+    query, at = data.normal(new, case.kv_heads * case.group), slice(length - new, length)
+    key, value = data.key[at], data.value[at]  # the longest sequence is the first
+    sides = (torch.cat([old[: at.start], naive.rotate(x)]) for old, x in zip(back, (key, value), strict=True))
+    wanted = _attention(data, naive.rotate(query), *sides)
+    space = prefill.Workspace.of(case.kv_heads, case.head_dim, data.device, length)
+    for joined in (0, new):
+        plan = prefill.plan([0, new], [length], data.device, length, joined=joined)
+        out = torch.full_like(query, torch.nan)
+        prefill.attend(query, key, value, data.cache, data.table, plan, space, flash, out, data.tuned[-1].overlap)
+        yield "FlashAttention", f"{case.format}, {'joined' if joined else 'in parts'}", worst(out, wanted), ATTENDED
+
+
 def _attended(data: Data, queries: int, back: list[tuple[torch.Tensor, torch.Tensor]], processors: list[int]) -> float:
     """The same on all multiprocessors and on few, whose blocks pass over more tiles and more sequences.
 
@@ -167,13 +217,7 @@ def _attended(data: Data, queries: int, back: list[tuple[torch.Tensor, torch.Ten
     at = [sum(many[:i]) for i in range(5)]
     query = data.normal(at[-1], case.kv_heads * case.group)
     rotated = naive.rotate(query).clamp(-naive.FLOAT16_MAX, naive.FLOAT16_MAX)
-    wanted = torch.empty_like(rotated)
-    for i, (key, value) in enumerate(back[:3]):
-        for head in range(query.shape[1]):
-            its = slice(head // case.group, head // case.group + 1)
-            part = naive.attention(rotated[at[i] : at[i + 1], head : head + 1], key[:, its], value[:, its], data.scale)
-            wanted[at[i] : at[i + 1], head : head + 1] = part
-    wanted = naive.unrotate(wanted)
+    wanted = torch.cat([_attention(data, rotated[at[i] : at[i + 1]], *back[i]) for i in range(3)])
     lengths, starts = data.numbers(*data.lengths), data.numbers(*at)
     splits = splits_of(queries, case.group)
     found = []
@@ -189,8 +233,11 @@ def _attended(data: Data, queries: int, back: list[tuple[torch.Tensor, torch.Ten
 
 def check() -> Iterator[Compared]:
     """All formats, with the 122B's heads, up to four drafts: entry point of ``sparkpin.selfcheck``."""
+    from sparkpin_turboquant.flash import flash_attention  # not to be imported where there is no GPU
+
     device = torch.device("cuda", torch.cuda.current_device())
     gpu = torch.cuda.get_device_properties(device)
     for name, format in FORMATS.items():
         case = Case(name, 2, 16, 256, 1152, format.slot_bytes(256) + 2 * (name != "turboquant_k8v4"), (1, 2, 3, 4, 5))
-        yield from compare(case, tuned_for(10 * gpu.major + gpu.minor), gpu.multi_processor_count, device)
+        tuned, flash = tuned_for(10 * gpu.major + gpu.minor), flash_attention(256, 256**-0.5)
+        yield from compare(case, tuned, gpu.multi_processor_count, device, flash)

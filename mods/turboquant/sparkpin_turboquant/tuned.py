@@ -72,7 +72,6 @@ def variant_for(tuned: tuple[Tuned, ...], format: Format, head_dim: int, rows: i
     return Variant(
         head_dim=head_dim,
         key_bits=format.key_bits,
-        value_bits=format.value_bits,
         rows=-(-rows // 16),
         warps=warps,
         blocks=entry.blocks * (entry.warps // warps),

@@ -95,7 +95,6 @@ static void mma_half(float* c, uint4 a, u32 b0, u32 b1) { mma(c, a, b0, b1, half
 static void mma_bfloat(float* c, uint4 a, u32 b0, u32 b1) { mma(c, a, b0, b1, bfloat); }
 static uint4 read16(const u8* p) { uint4 r; memcpy(&r, (const uint4*)__builtin_assume_aligned(p, 16), 16); return r; }
 static uint2 read8(const u8* p) { uint2 r; memcpy(&r, p, 8); return r; }
-static u32 read4(const u8* p) { u32 r; memcpy(&r, p, 4); return r; }
 static void write16(u16* p, uint4 x) { memcpy(__builtin_assume_aligned(p, 16), &x, 16); }
 static void others_may_start() {}
 static void wait_for_others() {}

@@ -47,24 +47,8 @@ def test_stored_as_naive_stores(on_cpu: None, format: Format, head_dim: int) -> 
         assert float((a - b).norm() / b.norm()) < 0.01
 
 
-@pytest.mark.parametrize("format", ALL, ids=lambda f: f.name)
-def test_what_is_no_number_stays_none(on_cpu: None, format: Format) -> None:
-    """A key or value with NaN in it: neither zeros nor the largest norm, which nobody would notice."""
-    key, value, slots = gaussian(3, 2, 64), gaussian(3, 2, 64, seed=1), torch.tensor([0, 1, 2])
-    key[0, 0, 5] = value[1, 1, 63] = torch.nan
-    key[2, 0, [3, 40]] = torch.inf
-    ours, wanted = (poisoned(format, 2, 64, 32) for _ in range(2))
-    cuda.store_tokens(key, value, ours, slots)
-    as_naive(wanted).write(key, value, slots)
-    found = torch.zeros(2, 2, 3, 64, dtype=torch.float16)
-    history.expand_tokens(found[0], found[1], ours, torch.tensor([0], dtype=torch.int32), 0, 3)
-    stored, expected = (torch.stack(as_naive(cache).read_rotated(slots)).isnan() for cache in (ours, wanted))
-    assert torch.equal(stored, expected) and torch.equal(found.isnan(), expected.transpose(1, 2))
-    assert expected.any() and not expected.all()
-
-
 @pytest.mark.parametrize(
-    ("format", "head_dim"), [*((format, 256) for format in ALL), (ALL[0], 64), (ALL[3], 64), (ALL[3], 128)]
+    ("format", "head_dim"), [*((format, 256) for format in ALL), (ALL[0], 64), (ALL[1], 64), (ALL[1], 128)]
 )
 def test_history_is_what_naive_reads(on_cpu: None, format: Format, head_dim: int) -> None:
     """Pieces that start and end anywhere; nothing beside them is written."""

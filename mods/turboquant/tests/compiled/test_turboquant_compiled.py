@@ -54,7 +54,7 @@ def test_resident_blocks(architecture: int, registers: int, threads: int, shared
 
 def test_what_does_not_compile_says_why() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)for -arch=sm_90a: .*error"):
-        kernel.compile_cubin(kernel.Variant(255, 4, 4, 1, 8, 1), 90)
+        kernel.compile_cubin(kernel.Variant(255, 4, 1, 8, 1), 90)
 
 
 def test_other_architectures_take_what_fits_the_smallest() -> None:

@@ -8,7 +8,7 @@ import pytest
 from cuda.bindings import driver as cuda
 from sparkpin_turboquant import driver, kernel
 
-ACCESS = kernel.Access(64, 4, 4)
+ACCESS = kernel.Access(64, 4)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ MAJOR, MINOR = torch.cuda.get_device_capability(GPU)
 ARCHITECTURE = 10 * MAJOR + MINOR
 PROCESSORS = torch.cuda.get_device_properties(GPU).multi_processor_count
 HEADS, GROUP, BLOCK = 2, 4, 32
-ACCESS = kernel.Access(64, 4, 4)
+ACCESS = kernel.Access(64, 4)
 everything = pytest.mark.parametrize(
     ("name", "head_dim"), [*((name, 256) for name in FORMATS), ("turboquant_4bit_nc", 128), ("turboquant_3bit_nc", 64)]
 )
@@ -87,7 +87,7 @@ def test_what_is_no_cubin_is_refused() -> None:
 def test_a_function_that_a_cubin_lacks_is_an_error() -> None:
     cubin = kernel.compile_cubin(ACCESS, ARCHITECTURE)
     with pytest.raises(RuntimeError, match="CUDA_ERROR_NOT_FOUND"):
-        driver.Loaded(kernel.Variant(64, 4, 4, 1, 2, 4), cubin)
+        driver.Loaded(kernel.Variant(64, 4, 1, 2, 4), cubin)
 
 
 def test_a_launch_beyond_the_gpu_is_an_error_and_the_next_one_works() -> None:
