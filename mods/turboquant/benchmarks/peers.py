@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("out", metavar="OUT", type=Path, help="the folder to make")
     given = parser.parse_args()
     if not zipfile.is_zipfile(given.wheel):
-        parser.error(f"{given.wheel}: wanted vLLM's wheel; session.py --help says how to get it")
+        parser.error(f"{given.wheel}: wanted vLLM's wheel; pip download --no-deps vllm gets it")
     wheel, out = zipfile.ZipFile(given.wheel), given.out
     files = {name: text.encode() for name, text in STUBS.items()} | {name: wheel.read(name) for name in FILES}
     library = FLASH + "_vllm_fa3_C.abi3.so"

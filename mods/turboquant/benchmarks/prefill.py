@@ -1,6 +1,6 @@
 """New tokens after a compressed history beside FlashAttention 3 on bfloat16, and vLLM's own decode kernel beside ours.
 
-usage: PYTHONPATH=what_peers.py_made python prefill.py check|speed|stock OUT.json
+usage: PYTHONPATH=what_peers.py_made python prefill.py speed|stock OUT.json
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import time
 from functools import partial
 
 import torch
-from run import BLOCK, GPU, HK, SCALE, D, G, Ours, error, ours, replays, warm_all
-from sparkpin_turboquant import cuda, history, kernel, naive, prefill
-from sparkpin_turboquant.formats import FORMATS
+from run import BLOCK, GPU, HK, SCALE, D, G, Ours, ours, replays, warm_all
+from sparkpin_turboquant import cuda, history, kernel, prefill
 from sparkpin_turboquant.tuned import piece_of, tuned_for
 
 ROOMS = (16384, 32768, 65536, 131072)
@@ -30,85 +29,6 @@ def flash(scale):
         )[:2]  # fmt: skip
 
     return attend
-
-
-def wanted_of(query, key, value, scale):
-    """`naive.attention` in pieces of 64 queries, which see what stands before them."""
-    length, count = key.shape[0], query.shape[0]
-    out = []
-    for at in range(0, count, 64):
-        seen = length - count + min(at + 64, count)
-        out.append(naive.attention(query[at : at + 64], key[:seen], value[:seen], scale))
-    return torch.cat(out)
-
-
-def mixed(name, head_dim, heads, group, block, lengths, new, few, joined, room, tuned, processors, dtype):
-    """Errors of requests of `lengths` tokens, the last `new` of which are queries; and how they were taken."""
-    format = FORMATS[name]
-    slot = format.slot_bytes(head_dim) + 2
-    per = [-(-length // block) for length in lengths]
-    size = heads * block * slot
-    data = torch.full((sum(per) + 1, size + 48), 0x7E, dtype=torch.uint8, device=GPU)
-    cache = cuda.Cache(data, format, heads, head_dim, block, slot, size + 48)
-    order = torch.randperm(sum(per) + 1, device=GPU).int()
-    table = torch.zeros(len(lengths), max(per) + 3, dtype=torch.int32, device=GPU)
-    keys, values, starts = [], [], [0]
-    for i, length in enumerate(lengths):
-        table[i, : per[i]] = order[sum(per[:i]) : sum(per[: i + 1])]
-        n = torch.arange(length, device=GPU)
-        key, value = (torch.randn(length, heads, head_dim, device=GPU).to(dtype) for _ in range(2))
-        key[length // 2 :] *= 3
-        cuda.store_tokens(key, value, cache, table[i, n // block].long() * block + n % block)
-        keys.append(key)
-        values.append(value)
-        starts.append(starts[-1] + new[i])
-    wide = torch.randn(starts[-1], heads * group + 2, head_dim, device=GPU).to(dtype)
-    query, out = wide[:, : heads * group], torch.full_like(wide, torch.nan)[:, : heads * group]
-    key, value = (torch.cat([x[-n:] for x, n in zip(all_, new, strict=True)]) for all_ in (keys, values))
-    scale = head_dim**-0.5
-    plan = prefill.plan(starts, lengths, torch.device(GPU), room, few, piece_of(group), joined)
-    if plan.few:
-        at = (plan.few.lengths, plan.few.starts, plan.few.most_queries)
-        cuda.attend(query, cache, table, *at, scale, out, tuned, processors, plan.few.owners)
-    else:
-        space = prefill.Workspace.of(heads, head_dim, torch.device(GPU), room)
-        space.key.fill_(torch.nan)
-        space.value.fill_(torch.nan)
-        prefill.attend(query, key, value, cache, table, plan, space, flash(scale), out, tuned[-1].overlap)
-    found = []
-    for i, length in enumerate(lengths):
-        old = length if plan.few else length - new[i]
-        back = [
-            torch.cat((naive.dequantise(*naive.quantise(x[:old], bits), bits), x[old:].float()))
-            for x, bits in ((keys[i], format.key_bits), (values[i], format.value_bits))
-        ]
-        mine = slice(starts[i], starts[i + 1])
-        found.append(error(out[mine], wanted_of(query[mine], *back, scale)))
-    how = "few" if plan.few else "joined" if plan.joined else f"{len(plan.parts)} parts"
-    return max(found) if bool(out.isfinite().all()) else 9.0, how
-
-
-HOW = ((0, 0, 6000), (64, 0, 6000), (0, 64, 50000))  # few, joined, room: in parts, as decode, at once
-
-
-def check(tuned, processors):
-    rows = []
-    for name in FORMATS:
-        for head_dim, heads, group, block, dtype in (
-            (256, 2, 16, 4608, torch.bfloat16),
-            (256, 2, 16, 4608, torch.float16),
-            (128, 8, 4, 1152, torch.bfloat16),
-            (64, 1, 7, 128, torch.bfloat16),
-        ):
-            for few, joined, room in HOW:
-                for lengths, new in (([5000, 40, 9301, 20000], [37, 40, 5, 64]), ([9300], [1])):
-                    case = (name, head_dim, heads, group, block, lengths, new, few, joined)
-                    found, how = mixed(*case, room, tuned, processors, dtype)
-                    rows.append({"case": str(case), "dtype": str(dtype), "how": how, "error": found})
-    for how in sorted({row["how"] for row in rows}):
-        print(how, "worst", max(row["error"] for row in rows if row["how"] == how), flush=True)
-    print(len(rows), "worst", max(rows, key=lambda row: row["error"]), flush=True)
-    return rows
 
 
 PAGE = 1152  # of bfloat16, as vLLM's hybrid allocator makes them
@@ -254,7 +174,7 @@ def main():
     properties = torch.cuda.get_device_properties(0)
     tuned = tuned_for(properties.major * 10 + properties.minor)
     print(properties.name, kernel.EXPAND_WARPS, BLOCK, flush=True)
-    found = {"check": check, "speed": speed, "stock": stock}[what](tuned, properties.multi_processor_count)
+    found = {"speed": speed, "stock": stock}[what](tuned, properties.multi_processor_count)
     with open(file, "w") as out:
         json.dump(found, out, indent=1)
     print(what, round(time.time() - began), "s", flush=True)

@@ -1,6 +1,11 @@
 """The README's tables from results such as h200.json, and what tuned.json should say. Needs nothing but Python.
 
-Rows are told apart by their keys, as run.py and prefill.py write them.
+Rows are told apart by their keys, as run.py and prefill.py write them. To measure again on an H200, with PyTorch for
+CUDA 13, its Triton and cuda-bindings, and what peers.py made of vLLM's wheel as PEERS, from this folder:
+
+    export PYTHONPATH=..:../../modkit:PEERS
+    python run.py bench BENCH.json && python prefill.py speed SPEED.json && python prefill.py stock STOCK.json
+    python report.py BENCH.json SPEED.json STOCK.json
 """
 
 from __future__ import annotations
@@ -13,8 +18,6 @@ from typing import Any
 
 TUNED = Path(__file__).resolve().parents[1] / "sparkpin_turboquant/tuned.json"
 Row = dict[str, Any]
-WANTED = 0.8
-"""Of bfloat16's speed, for prefill."""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -50,9 +53,6 @@ def others(rows: Sequence[Row]) -> str:
             by_format.setdefault(row["format"], []).append(f"{row['us']:.0f}")
     lines = [f"{name} {', '.join(times)}" for name, times in by_format.items()]
     lines += [f"read {row['read']:.0f} GB/s" for row in rows if "read" in row]
-    lines += [
-        f"{row['check']}: worst error of {row['cases']} cases {row['worst']:.4f}" for row in rows if "check" in row
-    ]
     few = [f"{row['bytes'] / row['us'] / 1e3:.0f}" for row in rows if "processors" in row]
     lines += [f"with few multiprocessors {', '.join(few)} GB/s"] if few else []
     lines += [f"store {row['store']}: {row['us']:.1f}" for row in rows if "store" in row]
@@ -115,19 +115,6 @@ def prefill(rows: Sequence[Row]) -> str:
     return table(head, lines)
 
 
-def side_by_side(rows: Sequence[Row]) -> str:
-    """Microseconds of a layer: each way, bfloat16 in pages, and the speed of the fastest way."""
-    lines = []
-    for (history, new), row in by_size(rows).items():
-        each = ways(row)
-        best = min(each, key=lambda way: each[way])
-        times = [f"{each[way]:.0f}" if way in each else "" for way in ("parts", "few", "joined")]
-        speed = row["paged_us"] / each[best]
-        lines.append([tokens(history), new, *times, f"{row['paged_us']:.0f} / {row['bf16_us']:.0f}"])
-        lines[-1] += [f"{speed:.2f}" + ("" if speed >= WANTED else " <"), best]
-    return table(["history", "new", "in parts", "few", "joined", "bfloat16 paged / plain", "speed", "best"], lines)
-
-
 def advice(rows: Sequence[Row]) -> str:
     """The `few` and `joined` with which prefill of all sizes together takes the least, in proportion to bfloat16."""
     sizes = by_size(rows)
@@ -149,28 +136,16 @@ def advice(rows: Sequence[Row]) -> str:
     )
 
 
-def read(path: str) -> list[Row]:
-    """For argparse: the rows of a file."""
-    try:
-        rows = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"{path}: {error}; wanted results, such as h200.json") from error
-    if not isinstance(rows, list):
-        raise argparse.ArgumentTypeError(f"{path}: saw {type(rows).__name__}, wanted a list of rows, as in h200.json")
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", metavar="RESULTS.json", type=read, help="h200.json, or results.json of session.py")
-    rows = parser.parse_args().rows
+    parser.add_argument("files", metavar="RESULTS.json", nargs="+", type=Path, help="h200.json, or what scripts wrote")
+    rows = [row for file in parser.parse_args().files for row in json.loads(file.read_text())]
     few, joined = tuned()
     for title, part in (
         ("Decode, microseconds, ours / bfloat16's, by query tokens (README)", speeds),
         ("Other measurements: microseconds, unless a unit is named", others),
         ("Beside vLLM's own kernels, microseconds", stock),
         (f"Prefill by the way that tuned.json takes: few {few}, joined {joined} (README)", prefill),
-        ("Prefill, the ways side by side", side_by_side),
         ("What these results say of tuned.json", advice),
     ):
         print(f"{title}:\n\n{part(rows)}", end="\n\n")

@@ -1,11 +1,9 @@
-"""Correctness, a sweep of tiles, or the benchmark, on the GPU that is there. usage: python run.py check|sweep|bench
-OUT.json"""
+"""A sweep of tiles, or the benchmark, on the GPU that is there. usage: python run.py sweep|bench OUT.json"""
 
 from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import statistics
 import sys
 import time
@@ -148,136 +146,8 @@ def warm_all(jobs):
     print(f"compiled {len(jobs)} in {time.time() - began:.0f} s", flush=True)
 
 
-def ours(tuned, rows, names=tuple(FORMATS), head_dims=(D,)):
-    return [("ours", tuned, n, d, r) for n in names for d in head_dims for r in rows]
-
-
-CHECKED = tuple(map(int, os.environ.get("CHECKED", "1 127 128 129 1024 4607 4608 4609 32768 262144").split()))
-
-
-def error(a, b):
-    return float((a.float() - b.float()).norm() / b.float().norm())
-
-
-def shapes(name, head_dim, heads, group, block, work, tuned, processors, owned=False):
-    """The error of sequences of (cached tokens, queries), or of one request's queries in pieces if `owned`."""
-    format = FORMATS[name]
-    slot = format.slot_bytes(head_dim) + 2
-    per = [-(-length // block) for length, _ in work]
-    size = heads * block * slot
-    data = torch.full((sum(per) + 1, size + 48), 0x7E, dtype=torch.uint8, device=GPU)
-    cache = cuda.Cache(data, format, heads, head_dim, block, slot, size + 48)
-    blocks = naive.Blocks(data[:, :size], format, heads, head_dim, block, slot)
-    order = torch.randperm(sum(per) + 1, device=GPU).int()
-    table = torch.zeros(len(work), max(per) + 3, dtype=torch.int32, device=GPU)
-    slots = []
-    for i, (length, _) in enumerate(work):
-        table[i, : per[i]] = order[sum(per[:i]) : sum(per[: i + 1])]
-        n = torch.arange(length, device=GPU)
-        slots.append(table[i, n // block].long() * block + n % block)
-        key, value = (torch.randn(length, heads, head_dim, device=GPU).bfloat16() for _ in range(2))
-        key[length // 2 :] *= 6  # tops move
-        cuda.store_tokens(key, value, cache, slots[-1])
-    counts = [queries for _, queries in work]
-    whole = [sum(counts[:i]) for i in range(len(counts) + 1)]
-    # Rows of queries are a part of something wider, as vLLM's are.
-    wide = torch.randn(whole[-1], heads * group + 2, head_dim, device=GPU).bfloat16()
-    query, out = wide[:, : heads * group], torch.full_like(wide, torch.nan)[:, : heads * group]
-    starts, lengths, owners = whole, [length for length, _ in work], None
-    if owned:
-        pieces = [(i, at) for i, many in enumerate(counts) for at in range(0, many, 4)]
-        starts = [whole[i] + at for i, at in pieces] + [whole[-1]]
-        lengths = [work[i][0] - counts[i] + min(at + 4, counts[i]) for i, at in pieces]
-        owners = torch.tensor([i for i, _ in pieces], dtype=torch.int32, device=GPU)
-    starts, lengths = (torch.tensor(x, dtype=torch.int32, device=GPU) for x in (starts, lengths))
-    most = 4 if owned else max(counts)
-    cuda.attend(query, cache, table, lengths, starts, most, head_dim**-0.5, out, tuned, processors, owners)
-    found = []
-    for i, many in enumerate(counts):
-        mine = slice(whole[i], whole[i + 1])
-        if many:
-            found.append(error(out[mine], naive.attend(query[mine], blocks, slots[i], head_dim**-0.5)))
-    return max(found) if bool(out.isfinite().all()) else 9.0
-
-
-def check_shapes(tuned, processors):
-    mixed = [(1, 1), (300, 1), (0, 0), (17, 2), (9300, 3), (16, 3), (257, 1)]
-    cases = [
-        (head_dim, heads, group, block, work, False)
-        for head_dim in (64, 128, 256)
-        for heads, group, block, work in (
-            (2, 16, 16, mixed),
-            (1, 8, 4624, mixed),
-            (8, 4, 48, [(1000 + 37 * i, 1) for i in range(100)]),
-            (2, 6, 272, [(5000, 8), (129, 5), (8, 8)]),
-        )
-    ]
-    cases += [(d, 2, 16, b, [(700, 700), (5000, 37)], True) for d, b in ((256, 4608), (128, 16), (64, 32))]
-    cases += [(256, 2, 16, 4608, [(40000, 8), (40000, q)], False) for q in range(1, 9)]
-    cases += [(256, 1, 7, 32, [(3000, 12)], False), (256, 4, 1, 4608, [(70000, 1), (3, 1)], False)]
-    rows = []
-    for name in FORMATS:
-        for case in cases:
-            found = shapes(name, *case[:5], tuned, processors, case[5])
-            rows.append({"format": name, "case": str(case), "error": found})
-    worst = max(rows, key=lambda row: row["error"])
-    print(len(rows), "other shapes, worst", worst, flush=True)
-    return rows
-
-
-def check(tuned, processors):
-    """Against fp32 attention on the dequantised cache; and what the code costs against bfloat16's own error."""
-    warm_all(ours(tuned, (16, 32, 48, 64), head_dims=(64, 128, 256)))
-    rows = []
-    for name, format in FORMATS.items():
-        for context in CHECKED:
-            for queries in (1, 2, 3, 4, 8):
-                if queries > context or (context > 40000 and queries not in (1, 3)):
-                    continue
-                generator = torch.Generator(GPU).manual_seed(context * 10 + queries)
-                slot = format.slot_bytes(D) + 2
-                per = -(-context // BLOCK)
-                data = torch.full((per + 1, HK * BLOCK * slot), 0x7E, dtype=torch.uint8, device=GPU)
-                cache = cuda.Cache(data, format, HK, D, BLOCK, slot, HK * BLOCK * slot)
-                table = torch.randperm(per + 1, device=GPU, generator=generator)[None, :per].int()
-                n = torch.arange(context, device=GPU)
-                slots = table[0, n // BLOCK].long() * BLOCK + n % BLOCK
-                key, value = (torch.randn(context, HK, D, device=GPU, generator=generator).bfloat16() for _ in range(2))
-                key[:, :, 5] *= 12
-                cuda.store_tokens(key, value, cache, slots)
-                q = torch.randn(queries, HK * G, D, device=GPU, generator=generator).bfloat16()
-                needle = context // 2
-                key_n = q[-1].float().view(HK, G, D).mean(1) * 4
-                cuda.store_tokens(key_n[None].bfloat16(), value[needle : needle + 1], cache, slots[needle : needle + 1])
-                key[needle] = key_n.bfloat16()
-                out = torch.full_like(q, torch.nan)
-                lengths = torch.tensor([context], dtype=torch.int32, device=GPU)
-                starts = torch.tensor([0, queries], dtype=torch.int32, device=GPU)
-                cuda.attend(q, cache, table, lengths, starts, queries, SCALE, out, tuned, processors)
-                blocks = naive.Blocks(data, format, HK, D, BLOCK, slot)
-                k, v = blocks.read_rotated(slots)
-                wanted = cuda.rotation.unrotate(naive.attention(cuda.rotation.rotate(q), k, v, SCALE))
-                exact = naive.attention(q, key, value, SCALE)
-                logit = torch.einsum("hd,shd->hs", cuda.rotation.rotate(q[-1]).view(HK, G, D).mean(1), k)
-                true = torch.einsum("hd,shd->hs", q[-1].float().view(HK, G, D).mean(1), key.float())
-                margins = []
-                for x in (logit, true):
-                    other = x.clone()
-                    other[:, needle] = -1e9
-                    margins.append(float((x[:, needle] - other.amax(1)).min()) if context > 1 else 0.0)
-                rows.append({
-                    "format": name, "context": context, "queries": queries, "error": error(out, wanted),
-                    "code_error": error(out, exact), "bf16_error": error(exact.bfloat16(), exact),
-                    "margin": margins[0], "bf16_margin": margins[1], "finite": bool(out.isfinite().all()),
-                })  # fmt: skip
-                del k, v, wanted, exact, logit, true
-    worst = max(rows, key=lambda row: row["error"] if row["finite"] else 9)
-    print("worst", worst, flush=True)
-    for name in FORMATS:
-        mine = [row for row in rows if row["format"] == name]
-        big = max(mine, key=lambda row: row["context"])
-        print(name, "max error", max(row["error"] for row in mine), "256K:", big, flush=True)
-    return rows + check_shapes(tuned, processors)
+def ours(tuned, rows, names=tuple(FORMATS)):
+    return [("ours", tuned, n, D, r) for n in names for r in rows]
 
 
 def sweep(processors):
@@ -315,14 +185,8 @@ def bench(tuned, processors):
     print("read", round(read), "GB/s", flush=True)
     x = None
     rows = [{"read": read}]
-    cases = [(c, 1) for c in (64, 8192, 16384, 32768, 65536, 131072, 262144)] + [
-        (8192, 4),
-        (32768, 4),
-        (131072, 4),
-        (8192, 16),
-        (32768, 16),
-    ]
-    for context, batch in cases:
+    alone = [(context, 1) for context in (64, 8192, 16384, 32768, 65536, 131072, 262144)]
+    for context, batch in (*alone, (8192, 4), (32768, 4), (131072, 4), (8192, 16), (32768, 16)):
         cached = Ours(name, context, batch)
         mine = {q: cached.time(q, tuned, processors) for q in (1, 2, 3, 4)}
         size = cached.bytes
@@ -330,31 +194,10 @@ def bench(tuned, processors):
         peer = Peer(context, batch)
         for q in mine:
             t, how = peer.best(q, processors)
-            rows.append(
-                {
-                    "format": name,
-                    "context": context,
-                    "batch": batch,
-                    "queries": q,
-                    "us": mine[q],
-                    "bf16_us": t,
-                    "how": how,
-                    "bytes": size,
-                    "bf16_bytes": peer.bytes,
-                }
-            )
-            print(
-                context,
-                batch,
-                q,
-                round(mine[q], 1),
-                round(t, 1),
-                round(t / mine[q], 2),
-                "GB/s",
-                round(size / mine[q] / 1e3),
-                round(peer.bytes / t / 1e3),
-                flush=True,
-            )
+            case = {"format": name, "context": context, "batch": batch, "queries": q}
+            bytes_ = {"bytes": size, "bf16_bytes": peer.bytes}
+            rows.append({**case, "us": mine[q], "bf16_us": t, "how": how, **bytes_})
+            print(*case.values(), round(mine[q], 1), round(t, 1), round(t / mine[q], 2), flush=True)
         del peer
         torch.cuda.empty_cache()
     for n in FORMATS:
@@ -400,11 +243,7 @@ def main():
     processors = properties.multi_processor_count
     print(properties.name, processors, torch.__version__, triton.__version__, flush=True)
     tuned = tuned_for(properties.major * 10 + properties.minor)
-    found = {
-        "check": lambda: check(tuned, processors),
-        "sweep": lambda: sweep(processors),
-        "bench": lambda: bench(tuned, processors),
-    }[what]()
+    found = {"sweep": lambda: sweep(processors), "bench": lambda: bench(tuned, processors)}[what]()
     with open(file, "w") as out:
         json.dump(found, out, indent=1)
 

@@ -48,7 +48,7 @@ class PackedBackend(AttentionBackend):
     @classmethod
     def supports_kv_cache_dtype(cls, kv_cache_dtype: str | None) -> bool:
         """Raises ValueError for a TurboQuant type that is none of ours: no other backend should serve it instead."""
-        return kv_cache_dtype is not None and kv_cache_dtype.startswith("turboquant_") and bool(format_of(kv_cache_dtype))
+        return (kv_cache_dtype or "").startswith("turboquant_") and bool(format_of(str(kv_cache_dtype)))
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:

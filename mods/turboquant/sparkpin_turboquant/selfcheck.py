@@ -194,15 +194,15 @@ def _attention(data: Data, rotated: torch.Tensor, key: torch.Tensor, value: torc
 
 
 def _prefilled(data: Data, back: tuple[torch.Tensor, torch.Tensor], flash: prefill.Attend) -> Iterator[Compared]:
-    """The last tokens of the longest sequence as new ones: history and they in two parts, and joined."""
+    """The last tokens of the longest sequence as new ones: after the history, and joined with it."""
     case, new, length = data.case, 33, data.lengths[0]
     query, at = data.normal(new, case.kv_heads * case.group), slice(length - new, length)
     key, value = data.key[at], data.value[at]  # the longest sequence is the first
     sides = (torch.cat([old[: at.start], naive.rotate(x)]) for old, x in zip(back, (key, value), strict=True))
     wanted = _attention(data, naive.rotate(query), *sides)
     space = prefill.Workspace.of(case.kv_heads, case.head_dim, data.device, length)
-    for joined in (0, new):
-        plan = prefill.plan([0, new], [length], data.device, length, joined=joined)
+    for joined, room in ((0, length * 2 // 3), (new, length)):  # the history takes two rounds, or none
+        plan = prefill.plan([0, new], [length], data.device, room, joined=joined)
         out = torch.full_like(query, torch.nan)
         prefill.attend(query, key, value, data.cache, data.table, plan, space, flash, out, data.tuned[-1].overlap)
         yield "FlashAttention", f"{case.format}, {'joined' if joined else 'in parts'}", worst(out, wanted), ATTENDED

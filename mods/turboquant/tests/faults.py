@@ -44,9 +44,7 @@ FAULTS = {
     ),
     "last part not merged": Fault(kernel.Variant, "start <= last;", "start < last;", "attend, merge"),
     "key's norm 1 % larger": Fault(kernel.Access, "size / 127.f", "size / 125.7f", "store", "turboquant_k8v4"),
-    "NaN that is no norm": Fault(
-        kernel.Access, "b > a || b != b ? b : a", "fmaxf(a, b)", "store", "turboquant_k8v4"
-    ),
+    "NaN that is no norm": Fault(kernel.Access, "b > a || b != b ? b : a", "fmaxf(a, b)", "store", "turboquant_k8v4"),
     "value's norm of the token before": Fault(
         kernel.Access, "[2 * place + is_value] = (u16)norm", "[2 * (place & ~is_value) + is_value] = (u16)norm", "store"
     ),

@@ -20,7 +20,7 @@ PROCESSORS = torch.cuda.get_device_properties(GPU).multi_processor_count
 HEADS, GROUP, BLOCK = 2, 4, 32
 ACCESS = kernel.Access(64, 4)
 everything = pytest.mark.parametrize(
-    ("name", "head_dim"), [*((name, 256) for name in FORMATS), ("turboquant_4bit_nc", 128), ("turboquant_3bit_nc", 64)]
+    ("name", "head_dim"), [*((name, 256) for name in FORMATS), ("turboquant_4bit_nc", 128), ("turboquant_k8v4", 64)]
 )
 
 

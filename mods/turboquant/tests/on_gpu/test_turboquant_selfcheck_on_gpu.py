@@ -13,8 +13,10 @@ from sparkpin_modkit import ModError
 from sparkpin_modkit.selfcheck import timed
 from sparkpin_modkit.testing import parse_reports
 from sparkpin_turboquant import cuda, driver, gpu, history, kernel, naive, selfcheck
+from sparkpin_turboquant.flash import flash_attention
 from sparkpin_turboquant.formats import FORMATS
 from sparkpin_turboquant.tuned import tuned_for
+from vllm.v1.attention.backends.fa_utils import is_fa_version_supported
 
 sys.path.append(str(Path(__file__).parents[1]))
 
@@ -37,9 +39,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     driver.loaded.cache_clear()
 
 
-def failing(case: selfcheck.Case) -> list[str]:
-    """Kernels that differ, in the order of the table, which is printed."""
-    found = list(timed(selfcheck.compare(case, TUNED, PROCESSORS, GPU)))
+def failing(case: selfcheck.Case, version: int | None = None) -> list[str]:
+    """Kernels that differ, in the order of the table, which is printed. version: of FlashAttention."""
+    flash = flash_attention(case.head_dim, case.head_dim**-0.5, version)
+    found = list(timed(selfcheck.compare(case, TUNED, PROCESSORS, GPU, flash)))
     print("", *found, sep="\n")
     return [one.kernel for one in found if not one.is_right]
 
@@ -60,6 +63,12 @@ def test_sound_kernels_pass(name: str, head_dim: int, group: int, block_size: in
     assert failing(case_of(name, head_dim, group, dtype, block_size)) == []
 
 
+@pytest.mark.parametrize("version", [version for version in (2, 3) if is_fa_version_supported(version)])
+def test_each_flash_attention_passes(version: int) -> None:
+    """A Spark takes the second, which no other test here takes on Hopper."""
+    assert failing(case_of("turboquant_4bit_nc", 256), version) == []
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_seen_where_it_is(cache: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(FAULTS[name], monkeypatch)
@@ -70,13 +79,14 @@ def test_a_server_s_first_start_compares_and_the_next_one_does_not(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """And a fault stops it, each time, with the way on."""
-    layer = SimpleNamespace(num_heads=32, num_kv_heads=2, head_size=256, kv_cache_dtype="turboquant_4bit_nc")
+    layer = SimpleNamespace(num_heads=32, num_kv_heads=2, head_size=256, format=FORMATS["turboquant_4bit_nc"])
+    layer.flash = flash_attention(256, 256**-0.5)
     config = SimpleNamespace(model_config=SimpleNamespace(dtype=torch.bfloat16))
     start = lambda: gpu.GpuImpl.check(layer, 1152, 262, config, (1, 3), GPU)  # noqa: E731
     start()
     start()
     first, again = (one for one in parse_reports("".join(capfd.readouterr())) if one["event"] == "checked")
-    assert first["comparisons"] == 11 and first["worst"] < 1 and again["before"]
+    assert first["comparisons"] == 15 and first["worst"] < 1 and again["before"]
     assert len(list(cache.glob("checked-turboquant-*.json"))) == 1
     for kept in cache.glob("checked-*"):
         kept.unlink()
@@ -134,7 +144,7 @@ def attended(name: str, head_dim: int, processors: int, work: list[tuple[int, in
         cuda.store_tokens(key, value, cache, slots)
         back.append(reference.read_rotated(slots[:length] - (blocks - used) * BLOCK))
         if length:
-            for found, x, bits in zip(back[-1], (key, value), (format.key_bits, format.value_bits), strict=True):
+            for found, x, bits in zip(back[-1], (key, value), (format.key_bits, 4), strict=True):
                 right = naive.dequantise_rotated(*naive.quantise(x[:length], bits), bits)
                 assert float((found - right).norm() / right.norm()) < selfcheck.STORED, i
             plain = torch.full((2, heads, length, head_dim), torch.nan, dtype=torch.float16, device=GPU)
@@ -159,7 +169,7 @@ def test_offsets_of_32_bits_are_seen(cache: Path, monkeypatch: pytest.MonkeyPatc
     narrow = lambda self: source(self).replace(  # noqa: E731
         "a.cache + block * a.at.block_bytes", "a.cache + (i64)(u32)((int)block * (int)a.at.block_bytes)"
     )
-    assert narrow(kernel.Access(256, 4, 4)) != source(kernel.Access(256, 4, 4))
+    assert narrow(kernel.Access(256, 4)) != source(kernel.Access(256, 4))
     monkeypatch.setattr(kernel.Access, "source", narrow)
     with pytest.raises(AssertionError):
         test_a_cache_beyond_2_gib("turboquant_4bit_nc")
