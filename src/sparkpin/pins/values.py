@@ -35,10 +35,10 @@ SHAPES = {
 }
 SHAPE = {what: re.compile(pattern) for what, pattern in SHAPES.items()}
 
-# Cache types of patched vLLMs, each with what the mod `turboquant` has instead: its formats.py has the same table.
+# Cache types of patched vLLMs, each with the nearest that the mod `turboquant` has and that is no coarser.
 BETTER = {
     "turboquant35": "turboquant_4bit_nc",
-    "turboquant25": "turboquant_3bit_nc",
+    "turboquant25": "turboquant_4bit_nc",
     "turboquant_asym": "turboquant_k8v4",
     "turboquant_q8k_tq35v": "turboquant_k8v4",
     "turboquant_q8k_tq25v": "turboquant_k8v4",
