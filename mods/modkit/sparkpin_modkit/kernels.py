@@ -10,11 +10,8 @@ Read in Triton 3.6.0 and 3.8.0 (runtime/cache.py, runtime/jit.py, compiler/compi
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import struct
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,12 +23,8 @@ from sparkpin_modkit.reports import report
 IMAGE = Path("/opt/sparkpin/kernels")
 """One folder for each mod that has kernels in the image."""
 MANIFEST = "kernels.json"
-LEAD, LEFT_SECONDS = ".lead-", 60.0
 Came = Literal["image", "cached", "compiled"]
 ELF, FLAGS_AT, OLD_ABI = b"\x7fELF", 48, 7
-HEADER = struct.Struct("<32xQQ6xHHHH2x")  # where both tables lie; sizes and numbers of their entries
-SECTION = struct.Struct("<4xI16xQQ24x")  # kind; where its bytes lie; how many they are
-NO_BYTES = 8
 
 
 @dataclass
@@ -131,8 +124,8 @@ def cubin_of(mod: str, name: str, key: str, compile: Callable[[], bytes], image:
     came: Came = "image"
     if (image / mod / file).is_file():
         cubin = (image / mod / file).read_bytes()
-    elif kept.is_file() and is_whole(found := kept.read_bytes()):  # a disk may lose what it was given
-        came, cubin = "cached", found
+    elif kept.is_file():
+        came, cubin = "cached", kept.read_bytes()
     else:
         came, cubin = "compiled", compile()
         put(kept, cubin)
@@ -141,28 +134,10 @@ def cubin_of(mod: str, name: str, key: str, compile: Callable[[], bytes], image:
     return cubin
 
 
-def is_whole(elf: bytes) -> bool:
-    """Whether a 64-bit ELF file has all that its header and its table of sections name.
-
-    CUDA's driver is told where a cubin starts, not where it ends: of half a file it would read what comes after.
-    """
-    if len(elf) < HEADER.size or not elf.startswith(ELF):
-        return False
-    programs, sections, program_bytes, program_count, section_bytes, section_count = HEADER.unpack_from(elf)
-    ends = [programs + program_bytes * program_count, sections + section_bytes * section_count]
-    if section_bytes != SECTION.size or not section_count or max(ends) > len(elf):
-        return False
-    for at in range(sections, ends[1], section_bytes):
-        kind, offset, size = SECTION.unpack_from(elf, at)
-        ends.append(0 if kind == NO_BYTES else offset + size)
-    return max(ends) <= len(elf)
-
-
 def put(file: Path, data: bytes) -> None:
     """Write a file whole, for all to read: other workers read and write there, too, and an image's user is another."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    sweep(file.parent)
-    made = file.with_name(f"{LEAD}{uuid.uuid4().hex}")
+    made = file.with_name(f".{uuid.uuid4().hex}")
     with made.open("wb") as out:
         out.write(data)
         out.flush()
@@ -178,14 +153,6 @@ def lead(folder: Path, cache: Path) -> None:
     """
     for group in sorted(folder.glob("*/__grp__*.json")):
         put(cache / group.parent.name / group.name, group.read_bytes())
-
-
-def sweep(folder: Path) -> None:
-    """Remove what killed starts left half-made; what another worker writes now is a moment old."""
-    for left in folder.glob(f"{LEAD}*"):
-        with contextlib.suppress(FileNotFoundError):  # another worker was faster
-            if time.time() - left.stat().st_mtime > LEFT_SECONDS:
-                left.unlink()
 
 
 def entries(folder: Path) -> list[dict[str, Any]]:
@@ -218,7 +185,7 @@ def entries(folder: Path) -> list[dict[str, Any]]:
 
 def architecture_of(cubin: bytes) -> int:
     """121 for 12.1, from the flags of the ELF file's header. Raises ValueError where there is none."""
-    if len(cubin) < HEADER.size or not cubin.startswith(ELF):
+    if len(cubin) < FLAGS_AT + 4 or not cubin.startswith(ELF):
         raise ValueError("no cubin")
     flags = int.from_bytes(cubin[FLAGS_AT : FLAGS_AT + 4], "little")
     return flags & 0xFF if cubin[8] <= OLD_ABI else flags >> 8 & 0xFF

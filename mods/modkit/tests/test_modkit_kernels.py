@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import struct
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from sparkpin_modkit.kernels import Listener, Seen, entries, is_whole, lead
+from sparkpin_modkit.kernels import Listener, Seen, entries, lead
 
 
 def put(folder: Path, key: str, files: tuple[str, ...] = ("head.cubin", "head.json"), arch: int = 121) -> Path:
@@ -41,18 +38,6 @@ def test_an_entry_that_was_compiled_before_gives_way(tmp_path: Path) -> None:
     lead(image, cache)
     assert (old / "__grp__head.json").read_bytes() == (entry / "__grp__head.json").read_bytes()
     assert str(other) in (other / "__grp__head.json").read_text()
-
-
-def test_what_a_killed_start_left_half_made_is_removed(tmp_path: Path) -> None:
-    """And not what another worker writes at this moment."""
-    image, cache = tmp_path / "image", tmp_path / "cache"
-    put(image, "KEY")
-    (cache / "KEY").mkdir(parents=True)
-    for name, age in ((".lead-old", 3600.0), (".lead-new", 0.0)):
-        (cache / "KEY" / name).write_text("{")
-        os.utime(cache / "KEY" / name, (time.time() - age,) * 2)
-    lead(image, cache)
-    assert sorted(path.name for path in (cache / "KEY").iterdir()) == [".lead-new", "__grp__head.json"]
 
 
 def test_a_kernel_without_files_is_not_the_image_s(tmp_path: Path) -> None:
@@ -106,14 +91,3 @@ def test_cubins_that_are_not_triton_s(tmp_path: Path) -> None:
     (tmp_path / "attend-c.cubin").write_bytes(b"#define")
     with pytest.raises(ValueError, match=r"attend-c\.cubin is no cubin"):
         entries(tmp_path)
-
-
-def test_half_a_file_is_not_whole() -> None:
-    """A section of 40 bytes behind the header, then the table: that section, and one that has no bytes in the file."""
-    sections = struct.pack("<4xI16xQQ24x", 1, 64, 40) + struct.pack("<4xI16xQQ24x", 8, 64, 4000)
-    elf = struct.pack("<4s36xQ10xHH2x", b"\x7fELF", 104, 64, 2) + bytes(40) + sections
-    assert is_whole(elf) and is_whole(elf + b"more")
-    assert not any(is_whole(elf[:length]) for length in range(len(elf)))
-    beyond = bytearray(elf)
-    beyond[104 + 32] = 200
-    assert not is_whole(bytes(beyond)) and not is_whole(b"\x7fELF" + bytes(200))

@@ -56,14 +56,12 @@ if sys.argv[3:]:
 """
 # A server whose mod makes a cubin itself: one in its warm-up, one after it.
 OWN = """
-import struct
 import sys
 from pathlib import Path
 from sparkpin_modkit.kernels import cubin_of, warm
 
 image = Path(sys.argv[1])
-header = struct.pack("<4s36xQ10xHH2x", b"\\x7fELF", 64, 64, 1)
-make = lambda: header + bytes(64)
+make = lambda: b"\\x7fELF"
 warm("sample", lambda: cubin_of("sample", "own", "0123", make, image), image)
 assert cubin_of("sample", "own", sys.argv[2], make, image) == make()
 """
@@ -183,21 +181,6 @@ def test_another_gpu_compiles_and_says_so(built: Sample) -> None:
     assert built.start(120) == [kernels(cached=4)]
 
 
-def test_what_was_compiled_into_the_volume_before_gives_way(built: Sample) -> None:
-    with hidden(built.image):
-        assert built.start(121) == [kernels(compiled=4)]
-    assert built.start(121, ptxas=built.broken) == [kernels(image=4)]
-
-
-def test_one_changed_line_is_another_kernel(built: Sample) -> None:
-    source = built.site / "sample_mod/kernel.py"
-    source.write_text(KERNEL.replace("2.0", "3.0"))
-    try:
-        assert built.start(121) == [kernels(compiled=4)]
-    finally:
-        source.write_text(KERNEL)
-
-
 def test_a_kernel_that_the_warm_up_forgot_is_told(built: Sample) -> None:
     assert built.start(121, 128, 512) == [
         kernels(image=4),
@@ -215,8 +198,6 @@ def test_a_cubin_that_the_mod_makes_itself(sample: Sample) -> None:
     assert start("4567") == [own | {"compiled": ["own"]}, late]
     assert start("0123") == [own | {"cached": 1}]
     assert (sample.volume / "own-0123.cubin").stat().st_mode & 0o444 == 0o444  # an image runs as another user
-    (sample.volume / "own-0123.cubin").write_bytes(b"")  # as a power cut leaves it
-    assert start("0123") == [own | {"compiled": ["own"]}]
     shutil.copytree(sample.volume, sample.image / "sample")
     assert start("4567") == [own | {"image": 1}]
 
@@ -245,8 +226,3 @@ def test_an_entry_point_that_is_not_called_as_its_mod_is_named(sample: Sample) -
     done = sample.build()
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "x = sample_mod.ahead:w; wanted one that is called as its mod's folder, sample" in done.stderr
-
-
-def test_a_call_without_arguments_tells_the_usage(sample: Sample) -> None:
-    done = sample.run("-m", "sparkpin_modkit.ahead")
-    assert done.returncode == 64 and "usage: python -m sparkpin_modkit.ahead MOD SM FOLDER" in done.stderr

@@ -34,24 +34,6 @@ def test_all_that_ships_fits_its_gpu(architecture: int) -> None:
                 assert 0 < blocks <= resident * PROCESSORS[architecture], (compiled, launch)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "registers", "threads", "shared_bytes", "wanted"),
-    [
-        (90, 255, 256, 70_000, 1),
-        (90, 128, 256, 70_000, 2),
-        (90, 32, 1024, 0, 2),
-        (121, 32, 1024, 0, 1),
-        (121, 128, 256, 50_176, 2),
-        (121, 128, 256, 50_177, 1),
-        (121, 129, 256, 0, 1),
-        (121, 24, 32, 0, 24),
-        (121, 24, 32, 101_377, 0),
-    ],
-)
-def test_resident_blocks(architecture: int, registers: int, threads: int, shared_bytes: int, wanted: int) -> None:
-    assert resident_blocks(architecture, registers, threads, shared_bytes) == wanted
-
-
 def test_what_does_not_compile_says_why() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)for -arch=sm_90a: .*error"):
         kernel.compile_cubin(kernel.Variant(255, 4, 1, 8, 1), 90)

@@ -1,6 +1,6 @@
 """`driver` on a real GPU: it refuses what it must, and what it launches agrees with naive.py.
 
-benchmarks/run.py and benchmarks/prefill.py check many more shapes; here each kernel is launched a few times.
+The self-check compares each kernel in many shapes: test_turboquant_selfcheck_on_gpu.py.
 """
 
 from __future__ import annotations
@@ -103,28 +103,6 @@ def test_a_launch_beyond_the_gpu_is_an_error_and_the_next_one_works() -> None:
 
 def test_loaded_once() -> None:
     assert driver.loaded(ACCESS, 0) is driver.loaded(dataclasses.replace(ACCESS), 0)
-
-
-@everything
-def test_stored_read_and_attended_as_naive_does(name: str, head_dim: int) -> None:
-    length = 1000
-    cache, table, slots = filled(name, head_dim, length)
-    key, value = (normal(length, HEADS, head_dim, seed=seed).bfloat16() for seed in (1, 2))
-    wanted = empty(FORMATS[name], head_dim, cache.data.shape[0])
-    as_naive(wanted).write(key, value, slots)
-    rotated = as_naive(cache).read_rotated(slots)
-    for found, right in zip(rotated, as_naive(wanted).read_rotated(slots), strict=True):
-        assert error(found, right) < 1e-2  # a component may fall to the other side of an edge
-    plain = torch.full((2, HEADS, 900, head_dim), torch.nan, dtype=torch.float16, device=GPU)
-    history.expand_tokens(plain[0], plain[1], cache, table[0], 70, 900)
-    for found, right in zip(plain, rotated, strict=True):
-        assert error(found, right[70:970].transpose(0, 1)) < 1e-3
-    for dtype in (torch.bfloat16, torch.float16):
-        for queries in (1, 3, 8, 16):
-            query = normal(queries, HEADS * GROUP, head_dim, seed=5).to(dtype)
-            out = torch.full_like(query, torch.nan)
-            attend(cache, table, query, torch.tensor([length], dtype=torch.int32, device=GPU), out)
-            assert error(out, naive.attend(query, as_naive(cache), slots, head_dim**-0.5)) < 6e-3, (dtype, queries)
 
 
 def test_queries_beyond_float16_are_held_and_nan_says_so() -> None:
