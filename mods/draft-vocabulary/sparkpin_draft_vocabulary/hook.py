@@ -13,7 +13,7 @@ from typing import Any
 
 from sparkpin_modkit import ModError, UnsupportedPlatform, check_vllm, report, reporting_failure
 
-from sparkpin_draft_vocabulary import MOD, VERSION
+from sparkpin_draft_vocabulary import MOD, VERSION, states
 from sparkpin_draft_vocabulary.touches import ON_CUDA, STATES_IN, TOUCHES
 
 MIB = 2**20
@@ -33,8 +33,6 @@ def install() -> None:
         )
     if current_platform.is_cuda():
         if check_vllm(ON_CUDA) in STATES_IN:
-            from sparkpin_draft_vocabulary import states
-
             states.install()
         from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
@@ -48,6 +46,7 @@ def wrapped(load_model: Any) -> Any:
         load_model(self, target_model)
         with reporting_failure(MOD, version=VERSION):
             restrict(self.model, self.vllm_config, self.device)
+            states.check(self.vllm_config)
 
     return load
 

@@ -28,6 +28,21 @@ def install() -> None:
     layer.fused_mtp_decode_impl = chosen(fused_mtp_decode_impl, fused_gdn_decode_post_conv_mtp_triton, torch.float16)
 
 
+def check(config: Any) -> None:
+    """Compare the port at this machine's first start, where this server's states are of the type that it takes.
+
+    Raises ModError where it is wrong."""
+    import torch
+    from sparkpin_modkit.selfcheck import once
+
+    from sparkpin_draft_vocabulary import MOD, VERSION, selfcheck
+
+    taken = getattr(sys.modules.get(GDN), "FUSED_GDN_STATE_DTYPES", ())
+    if torch.float16 in taken and config.cache_config.mamba_ssm_cache_dtype == "float16":
+        once(MOD, VERSION, {"states": "float16"}, selfcheck.check)
+        torch.cuda.empty_cache()  # before vLLM measures what is left
+
+
 def chosen(original: Any, port: Any, other: Any) -> Any:
     """port: what takes states of the type `other`; all others go where they went."""
 

@@ -49,6 +49,8 @@ PORT = "vllm.third_party.flash_linear_attention.ops.fused_gdn_decode_post_conv_m
 STATES: Touches = {  # states.py, for 0.33
     f"{GDN}:FUSED_GDN_STATE_DTYPES": None,
     f"{GDN}:fused_mtp_decode_impl": "",
+    "vllm.config:VllmConfig.cache_config": None,
+    "vllm.config:CacheConfig.mamba_ssm_cache_dtype": None,
     f"{PORT}:fused_gdn_decode_post_conv_mtp_triton": (
         "mixed_qkv, a, b, A_log, dt_bias, state_indices, cu_seqlens, num_accepted_tokens, state, output_gate, "
         "norm_weight, out, scale, norm_eps, output_gate_activation"

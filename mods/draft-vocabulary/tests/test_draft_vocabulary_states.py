@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,6 +35,11 @@ def test_the_layers_find_the_choice_where_they_look(monkeypatch: pytest.MonkeyPa
     states.install()
     assert (torch.float32, torch.bfloat16, torch.float16) == layer.FUSED_GDN_STATE_DTYPES
     assert layer.fused_mtp_decode_impl()(state=torch.empty(0, dtype=torch.float16)) == "triton"
+    compared: list[Any] = []
+    monkeypatch.setattr("sparkpin_modkit.selfcheck.once", lambda *given: compared.append(given[2]))
+    for kind in ("auto", "float16"):
+        states.check(SimpleNamespace(cache_config=SimpleNamespace(mamba_ssm_cache_dtype=kind)))
+    assert compared == [{"states": "float16"}]
 
 
 def test_a_release_without_the_two_kernels_declares_neither() -> None:
