@@ -72,9 +72,9 @@ def planned(starts: list[int], lengths: list[int], room: int = 0) -> prefill.Pre
     """As the metadata's builder plans for a server; room: another one."""
     from sparkpin_turboquant.gpu import _gpu
 
-    widest, piece = _gpu(DEVICE)[0][-1], piece_of(HEADS // KV_HEADS)
+    tuned, piece = _gpu(DEVICE)[0], piece_of(HEADS // KV_HEADS)
     room = room or prefill.room_of(KV_HEADS, D)
-    return prefill.plan(starts, lengths, DEVICE, room, widest.few, piece, widest.joined)
+    return prefill.plan(starts, lengths, DEVICE, room, tuned.few, piece, tuned.joined)
 
 
 def mixed(name: str, room: int = 0) -> dict[str, Any]:

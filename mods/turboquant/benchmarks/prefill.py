@@ -106,13 +106,13 @@ def case(cached, peer, context, new, tuned, processors):
             )
     at_once = prefill.plan([0, new], [all_], device, all_ + 16, joined=new)
     space = prefill.Workspace.of(HK, D, device, all_ + 16)
-    for name, overlap in (("joined_us", tuned[-1].overlap), ("joined_alone_us", False)):
+    for name, overlap in (("joined_us", tuned.overlap), ("joined_alone_us", False)):
         how = (at_once, space, attend, out, overlap)
         row[name] = over(tables, lambda table, how=how: prefill.attend(query, key, value, cached.cache, table, *how))
-    widest, chosen = tuned[-1], f"room_{max(rooms(context))}_us"
-    if new <= widest.few:
+    chosen = f"room_{max(rooms(context))}_us"
+    if new <= tuned.few:
         chosen = "few_us"
-    elif new <= widest.joined and all_ <= prefill.room_of(HK, D):
+    elif new <= tuned.joined and all_ <= prefill.room_of(HK, D):
         chosen = "joined_us"
     row["shipped_us"] = row[chosen]
     row["turn_us"] = over(range(4), lambda i: history.turn(query, cached.cache))

@@ -153,8 +153,8 @@ def ours(tuned, rows, names=tuple(FORMATS)):
 def sweep(processors):
     name = "turboquant_4bit_nc"
     tiles = [(warps, blocks) for warps, blocks in ((8, 1), (8, 2), (4, 2), (4, 3), (4, 4))]
-    entries = [(Tuned(64, w, b, share, True),) for w, b in tiles for share in (1, 2)]
-    warm_all([job for tuned in entries[::2] for job in ours(tuned, (16, 32, 48, 64), (name,))])
+    entries = [Tuned(warps, blocks, True) for warps, blocks in tiles]
+    warm_all([job for tuned in entries for job in ours(tuned, (16, 32, 48, 64), (name,))])
     rows = []
     for context, batch in [(64, 1), (16384, 1), (131072, 1), (32768, 16)]:
         cached = Ours(name, context, batch)
@@ -162,9 +162,9 @@ def sweep(processors):
             mine = []
             for tuned in entries:
                 t = cached.time(queries, tuned, processors)
-                mine.append({"context": context, "batch": batch, "queries": queries, "us": t, **vars(tuned[0])})
+                mine.append({"context": context, "batch": batch, "queries": queries, "us": t, **vars(tuned)})
             mine.sort(key=lambda row: row["us"])
-            print(context, batch, queries, [(round(r["us"], 1), r["warps"], r["blocks"], r["share"]) for r in mine])
+            print(context, batch, queries, [(round(r["us"], 1), r["warps"], r["blocks"]) for r in mine])
             rows += mine
         del cached
         torch.cuda.empty_cache()

@@ -36,7 +36,7 @@ struct Args {
   i64 values, norms;              // where they start within a head's part of a block
   float scale;                    // of logits, for exponents to base 2
   float heads_share;              // 1 / group
-  int sequences, programs, share, rows, group, splits, table_width, block_groups;
+  int sequences, programs, rows, group, splits, table_width, block_groups;
   u32 block_magic;                // ceil(2^32 / block_groups); unused where that is 1
   int bfloat;                     // queries of 16 bits: bfloat16, not half
 };
@@ -54,8 +54,7 @@ __device__ __forceinline__ Work count(const Args& a) {
   int sum = tiles(work.length);
   for (int b = LANE + 32; b < a.sequences; b += 32) sum += tiles(a.lengths[b]);
   work.total = warp_sum(sum);
-  const int runs = (work.total + a.share - 1) / a.share;
-  work.runs = runs > a.programs ? a.programs : runs > 1 ? runs : 1;
+  work.runs = work.total > a.programs ? a.programs : work.total > 1 ? work.total : 1;
   return work;
 }
 __device__ __forceinline__ int first_of(const Work& work, int program) { return (int)((i64)program * work.total / work.runs); }

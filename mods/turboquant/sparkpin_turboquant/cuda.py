@@ -10,7 +10,7 @@ import torch
 from sparkpin_turboquant import driver, rotation
 from sparkpin_turboquant.formats import GROUP, HEAD_DIMS, Format, layout
 from sparkpin_turboquant.kernel import Access, Args, At, Store
-from sparkpin_turboquant.tuned import Tuned, entry_for, programs_of, splits_of, variant_for
+from sparkpin_turboquant.tuned import Tuned, programs_of, splits_of, variant_for
 
 LOG2_E = 1.4426950408889634
 
@@ -96,7 +96,7 @@ def check_rows(*tensors: torch.Tensor) -> None:
             )
 
 
-def prepare(format: Format, head_dim: int, group: int, most_queries: int, tuned: tuple[Tuned, ...]) -> None:
+def prepare(format: Format, head_dim: int, group: int, most_queries: int, tuned: Tuned) -> None:
     """Load on the current GPU what `attend` launches for 1 to `most_queries` tokens of `group` heads of a KV head.
 
     A CUDA graph may be captured only of what is loaded.
@@ -119,7 +119,6 @@ def arguments(
     owners: torch.Tensor | None,
     scale: float,
     programs: int,
-    share: int,
     splits: int,
 ) -> Args:
     """What attend.cu is told. The tensors must outlive it."""
@@ -147,7 +146,6 @@ def arguments(
         heads_share=1 / group,
         sequences=lengths.shape[0],
         programs=programs,
-        share=share,
         rows=logs.shape[2],
         group=group,
         splits=splits,
@@ -167,7 +165,7 @@ def attend(
     most_queries: int,
     scale: float,
     out: torch.Tensor,
-    tuned: tuple[Tuned, ...],
+    tuned: Tuned,
     processors: int,
     owners: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -191,18 +189,15 @@ def attend(
     heads = cache_.heads * splits
     group = query.shape[1] // heads
     rows = most_queries * group
-    entry = entry_for(rows, tuned)
     variant = variant_for(tuned, format, head_dim, rows, query.dtype == torch.float32)
     programs = programs_of(variant, processors, heads)
     places = programs + sequences
     part = torch.empty(places, heads, rows, head_dim, dtype=torch.float16, device=query.device)
     logs = torch.empty(places, heads, rows, dtype=torch.float32, device=query.device)
     its_signs = signs(head_dim, query.device)
-    args = arguments(
-        part, logs, query, out, its_signs, cache_, table, lengths, starts, owners, scale, programs, entry.share, splits
-    )
+    args = arguments(part, logs, query, out, its_signs, cache_, table, lengths, starts, owners, scale, programs, splits)
     on_gpu, stream = driver.loaded(variant, query.device.index), driver.stream_of(query.device)
     attending, merging = variant.launches(args, heads)
     on_gpu.launch(attending, args, stream)
-    on_gpu.launch(merging, args, stream, entry.overlap)
+    on_gpu.launch(merging, args, stream, tuned.overlap)
     return out

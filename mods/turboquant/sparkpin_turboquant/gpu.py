@@ -26,7 +26,7 @@ BLOCK_SIZE = 128
 
 
 @cache
-def _gpu(device: torch.device) -> tuple[tuple[Tuned, ...], int]:
+def _gpu(device: torch.device) -> tuple[Tuned, int]:
     """Tiles for this GPU, and its multiprocessors."""
     major, minor = torch.cuda.get_device_capability(device)
     return tuned_for(major * 10 + minor), torch.cuda.get_device_properties(device).multi_processor_count
@@ -88,8 +88,8 @@ class GpuMetadataBuilder(AttentionMetadataBuilder):
         kernels.warm(MOD, lambda: impl.warm_up(kv_cache_spec.block_size, slot, vllm_config, self.widths(), device))
         impl.check(kv_cache_spec.block_size, slot, vllm_config, self.widths(), device)
         self.room = prefill.room_of(impl.num_kv_heads, impl.head_size)
-        widest = _gpu(device)[0][-1]
-        self.few, self.joined = widest.few, widest.joined
+        tuned, _ = _gpu(device)
+        self.few, self.joined = tuned.few, tuned.joined
         self.piece = piece_of(impl.num_heads // impl.num_kv_heads)
         report_active(kv_cache_spec.head_size, len(layer_names), slot)
 
@@ -173,9 +173,9 @@ class GpuImpl(PackedImpl):
         query = torch.zeros(1, self.num_heads, self.head_size, dtype=dtype, device=device)
         table = torch.zeros(1, 1, dtype=torch.int32, device=device)
         space = _workspace(self.num_kv_heads, self.head_size, device)
-        for joined in {0, min(tuned[-1].joined, 1)}:
+        for joined in {0, min(tuned.joined, 1)}:
             planned = prefill.plan([0, 1], [2], device, 16, joined=joined)  # a new token after one in the cache
-            rest = (space, self.flash, torch.empty_like(query), tuned[-1].overlap)
+            rest = (space, self.flash, torch.empty_like(query), tuned.overlap)
             prefill.attend(query, new, new, cache_, table, planned, *rest)
 
     def check(
@@ -246,6 +246,6 @@ class GpuImpl(PackedImpl):
                 return output
             space = _workspace(self.num_kv_heads, self.head_size, query.device)
             key, value = (x.view(-1, self.num_kv_heads, self.head_size)[new] for x in (key, value))
-            rest = (step.prefill, space, self.flash, out[new], tuned[-1].overlap)
+            rest = (step.prefill, space, self.flash, out[new], tuned.overlap)
             prefill.attend(query[new], key, value, cache_, table, *rest)
         return output

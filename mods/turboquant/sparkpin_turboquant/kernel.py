@@ -178,7 +178,7 @@ class Args(ctypes.Structure):
         ),
         ("scale", ctypes.c_float),
         ("heads_share", ctypes.c_float),
-        *((name, ctypes.c_int) for name in ("sequences", "programs", "share", "rows", "group", "splits")),
+        *((name, ctypes.c_int) for name in ("sequences", "programs", "rows", "group", "splits")),
         ("table_width", ctypes.c_int),
         ("block_groups", ctypes.c_int),
         ("block_magic", ctypes.c_uint32),

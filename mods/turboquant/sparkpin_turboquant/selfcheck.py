@@ -52,7 +52,7 @@ class Data:
     a batch.
     """
 
-    def __init__(self, case: Case, tuned: tuple[Tuned, ...], processors: int, device: torch.device) -> None:
+    def __init__(self, case: Case, tuned: Tuned, processors: int, device: torch.device) -> None:
         self.case, self.tuned, self.device, self.format = case, tuned, device, FORMATS[case.format]
         self.random = torch.Generator(device).manual_seed(0)
         self.scale = case.head_dim**-0.5
@@ -99,7 +99,7 @@ class Data:
 
 @torch.inference_mode()
 def compare(
-    case: Case, tuned: tuple[Tuned, ...], processors: int, device: torch.device, flash: prefill.Attend
+    case: Case, tuned: Tuned, processors: int, device: torch.device, flash: prefill.Attend
 ) -> Iterator[Compared]:
     """Each kernel on the current GPU, which `tuned` and `processors` describe. Takes up to 300 MB for a moment.
 
@@ -204,7 +204,7 @@ def _prefilled(data: Data, back: tuple[torch.Tensor, torch.Tensor], flash: prefi
     for joined, room in ((0, length * 2 // 3), (new, length)):  # the history takes two rounds, or none
         plan = prefill.plan([0, new], [length], data.device, room, joined=joined)
         out = torch.full_like(query, torch.nan)
-        prefill.attend(query, key, value, data.cache, data.table, plan, space, flash, out, data.tuned[-1].overlap)
+        prefill.attend(query, key, value, data.cache, data.table, plan, space, flash, out, data.tuned.overlap)
         yield "FlashAttention", f"{case.format}, {'joined' if joined else 'in parts'}", worst(out, wanted), ATTENDED
 
 

@@ -17,39 +17,26 @@ OLDEST = 80
 
 @dataclass(frozen=True)
 class Tuned:
-    """For up to `columns` rows of queries: blocks of `warps`, `blocks` of them on a multiprocessor; head size 256.
+    """Blocks of `warps`, `blocks` of them on a multiprocessor; head size 256.
 
-    Smaller heads take fewer warps and more blocks. They share the work, fewer of them if one would get less than
-    `share` tiles. `overlap`: the merging kernel is launched before the one before it has ended (from SM90 on). `few`:
-    new tokens after a history up to which prefill is decode, in pieces of `piece_of` tokens. `joined`: of more new
-    tokens, up to which they and the history are attended to at once, see `prefill.Joined`; 0: never.
+    Smaller heads take fewer warps and more blocks. `overlap`: the merging kernel is launched before the one before it
+    has ended (from SM90 on). `few`: new tokens after a history up to which prefill is decode, in pieces of `piece_of`
+    tokens. `joined`: of more new tokens, up to which they and the history are attended to at once, see
+    `prefill.Joined`; 0: never.
     """
 
-    columns: int
     warps: int
     blocks: int
-    share: int = 1
     overlap: bool = False
     few: int = 0
     joined: int = 0
 
 
-def tuned_for(architecture: int) -> tuple[Tuned, ...]:
-    """By columns, ascending. architecture: compute capability times ten, 121 for 12.1. Raises ModError if too old."""
-    found = (Tuned(**entry) for entry in tuned_entries("turboquant", "sparkpin_turboquant", architecture, OLDEST))
-    return tuple(
-        sorted(
-            (replace(entry, overlap=entry.overlap and architecture >= 90) for entry in found), key=lambda e: e.columns
-        )
-    )
-
-
-def entry_for(rows: int, tuned: tuple[Tuned, ...]) -> Tuned:
-    """The narrowest entry that holds the rows."""
-    for entry in tuned:
-        if entry.columns >= rows:
-            return entry
-    raise ValueError(f"turboquant: {rows} rows of queries, wanted at most {tuned[-1].columns}")
+def tuned_for(architecture: int) -> Tuned:
+    """architecture: compute capability times ten, 121 for 12.1. Raises ModError if too old."""
+    [entry] = tuned_entries("turboquant", "sparkpin_turboquant", architecture, OLDEST)
+    found = Tuned(**entry)
+    return replace(found, overlap=found.overlap and architecture >= 90)
 
 
 def splits_of(most_queries: int, group: int) -> int:
@@ -65,16 +52,15 @@ def piece_of(group: int) -> int:
     return max(1, MOST_ROWS // group)
 
 
-def variant_for(tuned: tuple[Tuned, ...], format: Format, head_dim: int, rows: int, wide: bool = False) -> Variant:
+def variant_for(tuned: Tuned, format: Format, head_dim: int, rows: int, wide: bool = False) -> Variant:
     """What is launched for up to that many rows: query tokens x heads of a KV head or of a part. wide: of 32 bits."""
-    entry = entry_for(rows, tuned)
-    warps = min(entry.warps, head_dim // 32)
+    warps = min(tuned.warps, head_dim // 32)
     return Variant(
         head_dim=head_dim,
         key_bits=format.key_bits,
         rows=-(-rows // 16),
         warps=warps,
-        blocks=entry.blocks * (entry.warps // warps),
+        blocks=tuned.blocks * (tuned.warps // warps),
         wide=wide,
     )
 

@@ -30,7 +30,7 @@ def test_the_readme_s_prefill_is_the_results() -> None:
     """By the way that tuned.json, which these results made, chooses."""
     lines = report.prefill(ROWS).splitlines()
     assert len(lines) == 2 + 9 and "\n".join(lines) in "\n".join(README)
-    [tuned] = tuned_for(90)
+    tuned = tuned_for(90)
     assert report.tuned() == (tuned.few, tuned.joined)
 
 
@@ -51,7 +51,7 @@ def test_other_numbers_of_the_readme() -> None:
 
 
 def test_tuned_is_what_the_results_advise() -> None:
-    [tuned] = tuned_for(90)
+    tuned = tuned_for(90)
     assert report.advice(ROWS).startswith(f'for tuned.json: "few": {tuned.few}, "joined": {tuned.joined}: ')
 
 

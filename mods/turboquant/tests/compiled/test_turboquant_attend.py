@@ -8,7 +8,7 @@ from sparkpin_turboquant import cuda, naive, rotation
 from sparkpin_turboquant.formats import FORMATS, layout
 from sparkpin_turboquant.tuned import Tuned, splits_of, variant_for
 
-TUNED = (Tuned(columns=64, warps=8, blocks=1),)
+TUNED = Tuned(warps=8, blocks=1)
 
 
 def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -69,7 +69,7 @@ def run(built, name, head_dim, heads, kv_heads, block_size, programs, work, piec
     cache_ = cuda.Cache(data, format, kv_heads, head_dim, block_size, slot, size + 48)
     signs = rotation.signs(head_dim)
     args = cuda.arguments(
-        part, logs, query, out, signs, cache_, table, lengths, starts, owners, head_dim**-0.5, programs, 1, splits
+        part, logs, query, out, signs, cache_, table, lengths, starts, owners, head_dim**-0.5, programs, splits
     )
     on_cpu = built(variant)
     for launch in variant.launches(args, parts):

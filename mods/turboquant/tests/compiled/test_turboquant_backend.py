@@ -90,7 +90,7 @@ def test_a_batch_of_decode_steps_and_prefills(
     The prefills' new tokens are 20 at most, and all their tokens 139.
     """
     monkeypatch.setattr(gpu.cuda, "attend", attend)
-    monkeypatch.setattr(gpu, "_gpu", lambda device: ((Tuned(64, 8, 1),), 1))
+    monkeypatch.setattr(gpu, "_gpu", lambda device: (Tuned(8, 1), 1))
     monkeypatch.setattr(gpu, "_workspace", lambda *x: workspace(*x, room=room))
     layer = made(name)
     kv_cache = empty_cache(name, 12, 2, 64)

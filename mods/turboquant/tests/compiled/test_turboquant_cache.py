@@ -6,6 +6,7 @@ import pytest
 import torch
 from sparkpin_turboquant import cuda, history, naive
 from sparkpin_turboquant.formats import FORMATS, Format
+from sparkpin_turboquant.tuned import Tuned
 
 ALL = list(FORMATS.values())
 
@@ -127,7 +128,7 @@ def test_other_rows_are_refused(on_cpu: None) -> None:
         numbers, out = [torch.zeros(2, dtype=torch.int32)] * 3, torch.zeros(rows.shape)
         for query, found in ((rows, out), (out, rows)):
             with pytest.raises(ValueError, match="wanted heads one after another"):
-                cuda.attend(query, cache, *numbers, 1, 1.0, found, (), 1)
+                cuda.attend(query, cache, *numbers, 1, 1.0, found, Tuned(8, 1), 1)
 
 
 def test_a_part_that_lies_otherwise_is_refused(on_cpu: None) -> None:

@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from faults import FAULTS, plant
 
-TUNED = (Tuned(columns=64, warps=8, blocks=1),)
+TUNED = Tuned(warps=8, blocks=1)
 KERNELS = ["store", "expand", "turn", "fold", "FlashAttention", "attend, merge"]
 
 
