@@ -13,16 +13,8 @@ from typing import Any
 from triton import language as tl
 from triton.runtime import driver
 from triton.runtime.jit import MockTensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from sparkpin_int8_lm_head.kernel import (
-    INPUT_BLOCK,
-    INPUT_WARPS,
-    input_digits,
-    int4_head,
-    int8_head,
-    int8_head_in_turns,
-)
+from sparkpin_int8_lm_head.kernel import INPUT_BLOCK, INPUT_WARPS, input_digits, int4_head, int8_head
 from sparkpin_int8_lm_head.tuned import Tuned, tuned_for
 
 DTYPES = (tl.bfloat16, tl.float16)
@@ -76,17 +68,12 @@ def compile_digits(dtype: Any, has_column_scale: bool) -> Any:
 
 
 def compile_head(tuned: Tuned, dtype: Any, has_bias: bool, logits: Any = tl.float32) -> Any:
-    """One variant of the kernel that `tuned` means, from Triton's cache if it is there. dtype: of scales and bias."""
-
-    def tiles(lines: int) -> Any:
-        memory = MockTensor(tl.int8)
-        return TensorDescriptor(memory, [256, 256], [256, 1], [lines, tuned.block_k]) if tuned.programs else memory
-
-    return (int8_head_in_turns if tuned.programs else int8_head).warmup(
+    """One variant of `int8_head`, from Triton's cache if it is there. dtype: of scales and bias."""
+    return int8_head.warmup(
         MockTensor(logits),
-        tiles(2 * tuned.block_b),
+        MockTensor(tl.int8),
         MockTensor(tl.float32),
-        tiles(tuned.block_v),
+        MockTensor(tl.int8),
         MockTensor(dtype),
         MockTensor(dtype) if has_bias else None,
         2,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from sparkpin_modkit import ModError
 
 from sparkpin_int8_lm_head import int4, naive
-from sparkpin_int8_lm_head.kernel import digit_tokens, launch_digits, launch_head, launch_int4
+from sparkpin_int8_lm_head.kernel import launch_digits, launch_head, launch_int4
 from sparkpin_int8_lm_head.tuned import Tuned, tile_for
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -53,9 +52,8 @@ def int8_linear(
         dtype = torch.float32 if float32 and tokens <= FLOAT32_TOKENS else x.dtype
         out = torch.empty(tokens, rows, dtype=dtype, device=x.device)
     if tokens:
-        entry = tile_for(tokens, tuned)
-        digits, scale = digits_of(x, column_scale, digit_tokens(tokens, entry), q.stride(0))
-        launch_head(out, digits, scale, q, row_scale, bias, entry, processors(x.device))
+        digits, scale = digits_of(x, column_scale, q.stride(0))
+        launch_head(out, digits, scale, q, row_scale, bias, tile_for(tokens, tuned))
     return out
 
 
@@ -86,58 +84,20 @@ def int4_linear(
     if out is None:
         out = torch.empty(tokens, packed.shape[0], dtype=torch.float32, device=x.device)
     if tokens:
-        digits, scale = digits_of(x, column_scale, tokens, 2 * packed.stride(0))
+        digits, scale = digits_of(x, column_scale, 2 * packed.stride(0))
         launch_int4(out, digits, scale, packed, row_scale, tile_for(tokens, tuned))
     return out
 
 
-def digits_of(
-    x: torch.Tensor, column_scale: torch.Tensor | None, lines: int, width: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """``[lines, 2, width]`` int8, of which the first B are x's, and ``[B]`` float32: `naive.digits`."""
+def digits_of(x: torch.Tensor, column_scale: torch.Tensor | None, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """``[B, 2, width]`` int8 and ``[B]`` float32: `naive.digits`."""
     x = x.contiguous()
     if x.data_ptr() % 16:  # the kernels are compiled for memory that lies on 16 bytes
         x = x.clone()
-    digits = torch.empty(lines, 2, width, dtype=torch.int8, device=x.device)
+    digits = torch.empty(x.shape[0], 2, width, dtype=torch.int8, device=x.device)
     scale = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
     launch_digits(digits, scale, x, column_scale)
     return digits, scale
-
-
-def rehearse_int4(
-    packed: torch.Tensor,
-    row_scale: torch.Tensor,
-    column_scale: torch.Tensor,
-    dtype: torch.dtype,
-    tuned: Mapping[int, Tuned],
-) -> None:
-    """As `rehearse`, for rows of 4 bits.
-
-    Raises:
-        ModError: some logits are not what naive.logits gives.
-    """
-    generator = torch.Generator(device=packed.device).manual_seed(0)
-    rows = torch.linspace(0, packed.shape[0] - 1, SPREAD_ROWS, dtype=torch.float64).long().unique().to(packed.device)
-    columns = column_scale.numel()
-    for entry in tuned.values():
-        for size in {min(3, entry.block_b), entry.block_b}:
-            x = torch.randn(size, columns, generator=generator, device=packed.device).to(dtype)
-            found = int4_linear(x, packed, row_scale, column_scale, {entry.block_b: entry})[:, rows]
-            wanted = naive.logits(x, int4.unpack(packed[rows], columns), row_scale[rows], column_scale)
-            error = float((found - wanted).norm() / wanted.norm().clamp(min=1e-30))
-            if not error < LARGEST_ERROR:
-                raise ModError(
-                    f"int8-lm-head: a drafter's rows of 4 bits: for {size} tokens the kernel differs from the "
-                    f"reference by {error:.3g} (relative norm of {len(rows)} rows), wanted less than {LARGEST_ERROR}, "
-                    f"with {entry}; leave draft_head out of --additional-config, or serve the stage below "
-                    "(invoke rollback)"
-                )
-
-
-@cache
-def processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; 1 where there is none, in Triton's interpreter."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def rehearse(
@@ -155,13 +115,32 @@ def rehearse(
     Raises:
         ModError: some logits are not what naive.logits gives.
     """
-    for size, count, error, largest in compare(q, row_scale, column_scale, bias, dtype, tuned, float32=float32):
-        if not error < largest:
-            raise ModError(
-                f"int8-lm-head: for {size} tokens the kernel differs from the reference by {error:.3g} (relative "
-                f"norm of {count} rows), wanted less than {largest:.3g}, with {tile_for(size, tuned)}; set "
-                "SPARKPIN_MOD_INT8_LM_HEAD=0, or serve the stage below (invoke rollback)"
-            )
+    compared = compare(q, row_scale, column_scale, bias, dtype, tuned, float32=float32)
+    _require(compared, tuned, "", "set SPARKPIN_MOD_INT8_LM_HEAD=0")
+
+
+def rehearse_int4(
+    packed: torch.Tensor,
+    row_scale: torch.Tensor,
+    column_scale: torch.Tensor,
+    dtype: torch.dtype,
+    tuned: Mapping[int, Tuned],
+) -> None:
+    """As `rehearse`, for rows of 4 bits.
+
+    Raises:
+        ModError: some logits are not what naive.logits gives.
+    """
+    columns = column_scale.numel()
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        return int4_linear(x, packed, row_scale, column_scale, tuned)
+
+    def exact(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return naive.logits(x, int4.unpack(packed[rows], columns), row_scale[rows], column_scale)
+
+    compared = _compare(product, exact, packed, columns, dtype, tuned)
+    _require(compared, tuned, "a drafter's rows of 4 bits: ", "leave draft_head out of --additional-config")
 
 
 def compare(
@@ -174,9 +153,31 @@ def compare(
     *,
     float32: bool = True,
 ) -> Iterator[tuple[int, int, float, float]]:
-    """Tokens, rows that were looked at, their error and its bound, for each tile size.
+    """Tokens, rows that were looked at, their error and its bound, for each tile size of an INT8 head."""
+    scale = torch.ones(q.shape[1], device=q.device) if column_scale is None else column_scale
 
-    Rows are the first and the last ones, and in between at least one of each tile, anywhere in it.
+    def product(x: torch.Tensor) -> torch.Tensor:
+        return int8_linear(x, q, row_scale, column_scale, bias, tuned, float32=float32)
+
+    def exact(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        logits = naive.logits(x, q[rows], row_scale[rows].float(), scale)
+        return logits if bias is None else logits + bias[rows].float()
+
+    return _compare(product, exact, q, q.shape[1], dtype, tuned)
+
+
+def _compare(
+    product: Callable[[torch.Tensor], torch.Tensor],
+    exact: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    q: torch.Tensor,
+    columns: int,
+    dtype: torch.dtype,
+    tuned: Mapping[int, Tuned],
+) -> Iterator[tuple[int, int, float, float]]:
+    """`compare`, whatever the form of the codes `q`.
+
+    Rows are the first and the last ones, and in between at least one of each tile, anywhere in it. product: tokens to
+    their logits; exact: tokens and rows to the logits of these rows; columns: of a token.
     """
     generator = torch.Generator(device=q.device).manual_seed(0)
     last = q.shape[0] - 1
@@ -185,13 +186,21 @@ def compare(
     spread = torch.arange(0, q.shape[0], step, device=q.device)
     spread += torch.randint(step, spread.shape, generator=generator, device=q.device)
     rows = torch.cat([ends, last - ends, spread.clamp(max=last)]).unique()
-    ones = torch.ones(q.shape[1], device=q.device)
-    for size in (entry.block_b if size == entry.block_b else entry.block_b + 1 for size, entry in tuned.items()):
-        x = torch.randn(size, q.shape[1], generator=generator, device=q.device).to(dtype)
-        out = int8_linear(x, q, row_scale, column_scale, bias, tuned, float32=float32)
-        wanted = naive.logits(x, q[rows], row_scale[rows].float(), ones if column_scale is None else column_scale)
-        if bias is not None:
-            wanted += bias[rows].float()
+    for tokens in tuned:
+        x = torch.randn(tokens, columns, generator=generator, device=q.device).to(dtype)
+        out, wanted = product(x), exact(x, rows)
         error = float((out[:, rows].float() - wanted).norm() / wanted.norm().clamp(min=1e-30))
         largest = LARGEST_ERROR + (0 if out.dtype == torch.float32 else torch.finfo(out.dtype).eps / 2)
-        yield size, len(rows), error, largest
+        yield tokens, len(rows), error, largest
+
+
+def _require(
+    compared: Iterator[tuple[int, int, float, float]], tuned: Mapping[int, Tuned], what: str, off: str
+) -> None:
+    for tokens, count, error, largest in compared:
+        if not error < largest:
+            raise ModError(
+                f"int8-lm-head: {what}for {tokens} tokens the kernel differs from the reference by {error:.3g} "
+                f"(relative norm of {count} rows), wanted less than {largest:.3g}, with {tuned[tokens]}; {off}, or "
+                "serve the stage below (invoke rollback)"
+            )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from sparkpin_modkit import ModError, UnsupportedPlatform, check_vllm, reporting_failure
+from sparkpin_modkit import ModError, UnsupportedPlatform, check_vllm, report, reporting_failure
 
 from sparkpin_int8_lm_head import MOD, VERSION
 from sparkpin_int8_lm_head.touches import TOUCHES
@@ -35,14 +35,12 @@ def install() -> None:
         from sparkpin_int8_lm_head.method import Int8LMHeadMethod
 
         original(self, *args, **kwargs)
+        inner = self.quant_method
+        if type(inner) not in (UnquantizedLinearMethod, UnquantizedEmbeddingMethod):
+            report(MOD, "off", version=VERSION, head=type(inner).__name__)  # quantised already: vLLM's own computes it
+            return
         with reporting_failure(MOD, version=VERSION):
             _refuse_lora()
-            inner = self.quant_method
-            if type(inner) not in (UnquantizedLinearMethod, UnquantizedEmbeddingMethod):
-                raise ModError(
-                    f"int8-lm-head: the checkpoint's LM head is already quantised ({type(inner).__name__}), wanted a "
-                    "16-bit one; set SPARKPIN_MOD_INT8_LM_HEAD=0"
-                )
             self.quant_method = Int8LMHeadMethod(inner)
             self.quant_method.mark_unloaded(self)
 

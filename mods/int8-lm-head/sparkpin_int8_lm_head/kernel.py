@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sparkpin_int8_lm_head.tuned import Tuned
 
@@ -91,41 +90,6 @@ def int8_head(
         d = tl.load(inputs + k, mask=(lines < 2 * B)[None, :] & (ks < S - k)[:, None], other=0)
         sums = tl.dot(w, d, sums, out_dtype=tl.int32)
     _store(out, sums, scale, row_scale, bias, rows, tokens, B, V, BLOCK_B, BLOCK_V, HAS_BIAS)
-
-
-@triton.jit(do_not_specialize=["B"])
-def int8_head_in_turns(
-    out,
-    digits,
-    scale,
-    q,
-    row_scale,
-    bias,
-    B,
-    V,
-    S,
-    BLOCK_B: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-):
-    """What `int8_head` computes, for many tokens on a GPU that copies whole tiles (TMA): digits and q are descriptors.
-
-    As many programs as the GPU runs at once take the tiles in turns; while one tile is written, the next is loaded.
-    Digits must have whole tiles of tokens: what lies outside of a descriptor is slow to fill with zeros.
-    """
-    tiles_b = tl.cdiv(B, BLOCK_B)
-    tiles = tiles_b * tl.cdiv(V, BLOCK_V)
-    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
-        row = (tile // tiles_b) * BLOCK_V
-        token = (tile % tiles_b) * BLOCK_B
-        sums = tl.zeros((BLOCK_V, 2 * BLOCK_B), dtype=tl.int32)
-        for k in range(0, S, BLOCK_K):
-            w = q.load([row, k])
-            d = digits.load([2 * token, k])
-            sums = tl.dot(w, d.T, sums, out_dtype=tl.int32)
-        rows, tokens = row + tl.arange(0, BLOCK_V), token + tl.arange(0, BLOCK_B)
-        _store(out, sums, scale, row_scale, bias, rows, tokens, B, V, BLOCK_B, BLOCK_V, HAS_BIAS)
 
 
 @triton.jit(do_not_specialize=["B"])
@@ -241,37 +205,27 @@ def launch_head(
     row_scale: torch.Tensor,
     bias: torch.Tensor | None,
     tuned: Tuned,
-    processors: int = 1,
 ) -> None:
-    """Run `int8_head` on what `launch_digits` wrote and on ``q`` from `layout.lay_out`, into ``out`` ``[B, V]``.
-
-    With tuned.programs it is `int8_head_in_turns`, once for each tuned.tokens; digits then must have memory for
-    `digit_tokens` tokens. processors: of the GPU.
-    """
+    """Run `int8_head` on what `launch_digits` wrote and on ``q`` from `layout.lay_out`, into ``out`` ``[B, V]``."""
     tokens, rows = out.shape
-    tiles_v = triton.cdiv(rows, tuned.block_v)
-    options = {
-        "BLOCK_B": tuned.block_b,
-        "BLOCK_V": tuned.block_v,
-        "BLOCK_K": tuned.block_k,
-        "HAS_BIAS": bias is not None,
-        "num_warps": tuned.warps,
-        "num_stages": tuned.stages,
-    }
-    if not tuned.programs:
-        grid = (tiles_v * triton.cdiv(tokens, tuned.block_b),)
-        int8_head[grid](out, digits, scale, q, row_scale, bias, tokens, rows, digits.shape[2], **options)
-        return
-    weights = TensorDescriptor(q, q.shape, q.stride(), [tuned.block_v, tuned.block_k])
-    for start in range(0, tokens, tuned.tokens):
-        part = slice(start, start + tuned.tokens)
-        few = out[part]
-        lines = digits[part].flatten(0, 1)
-        inputs = TensorDescriptor(lines, lines.shape, lines.stride(), [2 * tuned.block_b, tuned.block_k])
-        grid = (min(tuned.programs * processors, tiles_v * triton.cdiv(few.shape[0], tuned.block_b)),)
-        int8_head_in_turns[grid](
-            few, inputs, scale[part], weights, row_scale, bias, few.shape[0], rows, digits.shape[2], **options
-        )
+    grid = (triton.cdiv(rows, tuned.block_v) * triton.cdiv(tokens, tuned.block_b),)
+    int8_head[grid](
+        out,
+        digits,
+        scale,
+        q,
+        row_scale,
+        bias,
+        tokens,
+        rows,
+        digits.shape[2],
+        BLOCK_B=tuned.block_b,
+        BLOCK_V=tuned.block_v,
+        BLOCK_K=tuned.block_k,
+        HAS_BIAS=bias is not None,
+        num_warps=tuned.warps,
+        num_stages=tuned.stages,
+    )
 
 
 def launch_int4(
@@ -301,8 +255,3 @@ def launch_int4(
         num_warps=tuned.warps,
         num_stages=tuned.stages,
     )
-
-
-def digit_tokens(tokens: int, tuned: Tuned) -> int:
-    """For how many tokens digits must have memory: of those beyond `tokens` any number will do."""
-    return triton.cdiv(tokens, tuned.block_b) * tuned.block_b if tuned.programs else tokens

@@ -16,8 +16,7 @@ OLDEST = 80
 class Tuned:
     """block_b tokens, block_v rows of the head and block_k columns make a tile; stages tiles are loaded ahead.
 
-    programs: of `kernel.int8_head_in_turns` on each multiprocessor, which takes up to `tokens` in one launch; 0 is
-    `kernel.int8_head`, a program for each tile. bits: 4 is `kernel.int4_head`, where block_k is of bytes.
+    bits: 8 is `kernel.int8_head`; 4 is `kernel.int4_head`, where block_k is of bytes.
     """
 
     block_b: int
@@ -25,14 +24,7 @@ class Tuned:
     block_k: int
     warps: int
     stages: int
-    programs: int = 0
-    tokens: int = 0
     bits: int = 8
-
-    @property
-    def most(self) -> int:
-        """Tokens that this is meant for."""
-        return self.tokens if self.programs else self.block_b
 
 
 def tuned_for(architecture: int, bits: int = 8) -> Mapping[int, Tuned]:
@@ -46,10 +38,9 @@ def tuned_for(architecture: int, bits: int = 8) -> Mapping[int, Tuned]:
         ModError: it is older than OLDEST.
     """
     found = (Tuned(**entry) for entry in tuned_entries("int8-lm-head", "sparkpin_int8_lm_head", architecture, OLDEST))
-    chosen = sorted((entry for entry in found if entry.bits == bits), key=lambda entry: entry.most)
-    return MappingProxyType({entry.most: entry for entry in chosen})
+    return MappingProxyType({entry.block_b: entry for entry in found if entry.bits == bits})
 
 
 def tile_for(tokens: int, tuned: Mapping[int, Tuned]) -> Tuned:
-    """The smallest that is meant for `tokens`; the largest of all where none is."""
+    """The smallest tile that holds `tokens`; the largest of all where none does, which then is taken several times."""
     return tuned[min((size for size in tuned if size >= tokens), default=max(tuned))]

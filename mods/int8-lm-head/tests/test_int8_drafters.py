@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +10,7 @@ import torch
 from sparkpin_int8_lm_head import int4, method, naive
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.v1.spec_decode import llm_base_proposer
-
-UTILS = "vllm.v1.worker.gpu.spec_decode.eagle.utils"
+from vllm.v1.worker.gpu.spec_decode.eagle import utils
 
 
 @pytest.fixture
@@ -40,14 +38,12 @@ def drafter(seed: int | None) -> torch.nn.Module:
 
 CASES = pytest.mark.parametrize(("own", "shared"), [(1, True), (2, False), (None, True)], ids=["copy", "own", "none"])
 
-if importlib.util.find_spec("vllm.v1.worker.gpu") and importlib.util.find_spec(UTILS):  # not before vLLM 0.32
 
-    @CASES
-    def test_the_runner_of_a_gpu_shares_a_head_that_is_the_target_s(installed, own: int | None, shared: bool) -> None:
-        """EAGLE-3, DFlash and DSpark: `_should_share` reads `weight` of both."""
-        utils = importlib.import_module(UTILS)
-        target, second = head(1), drafter(own)
-        assert utils._should_share(second, "has_own_lm_head", second.lm_head, target) is shared
+@CASES
+def test_the_runner_of_a_gpu_shares_a_head_that_is_the_target_s(installed, own: int | None, shared: bool) -> None:
+    """EAGLE-3, DFlash and DSpark: `_should_share` reads `weight` of both."""
+    target, second = head(1), drafter(own)
+    assert utils._should_share(second, "has_own_lm_head", second.lm_head, target) is shared
 
 
 @CASES

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from sparkpin_vllm_cpu.linear import ExpandedInt4LinearKernel
+from vllm.model_executor.kernels import linear
+from vllm.platforms import PlatformEnum
+from vllm_cpu_replaced import REPLACED, STOCK
 
 
-@pytest.fixture
-def own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's choice of linear kernels without the mod's, put back after the test."""
-    from sparkpin_vllm_cpu.linear import ExpandedInt4LinearKernel
-    from vllm.model_executor.kernels import linear
-    from vllm.model_executor.kernels.linear.mixed_precision.cpu import CPUWNA16LinearKernel
-    from vllm.platforms import PlatformEnum
-
-    current = CPUWNA16LinearKernel.can_implement
-    monkeypatch.setattr(CPUWNA16LinearKernel, "can_implement", getattr(current, "__wrapped__", current))
-    offered = [
-        kernel for kernel in linear._POSSIBLE_KERNELS[PlatformEnum.CPU] if kernel is not ExpandedInt4LinearKernel
-    ]
-    monkeypatch.setitem(linear._POSSIBLE_KERNELS, PlatformEnum.CPU, offered)
+@pytest.fixture(autouse=True)
+def stock(monkeypatch: pytest.MonkeyPatch, unregistered: None) -> None:
+    """vLLM without the mod, put back after the test."""
+    for owner, name in REPLACED:
+        monkeypatch.setattr(owner, name, STOCK[name])
+    offered = linear._POSSIBLE_KERNELS[PlatformEnum.CPU]
+    others = [kernel for kernel in offered if kernel is not ExpandedInt4LinearKernel]
+    monkeypatch.setitem(linear._POSSIBLE_KERNELS, PlatformEnum.CPU, others)

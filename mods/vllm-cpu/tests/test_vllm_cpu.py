@@ -4,55 +4,50 @@ import importlib.metadata
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import sparkpin_vllm_cpu
 import torch
 from sparkpin_modkit import SignatureChanged, UnsupportedPlatform
-from sparkpin_vllm_cpu import sampling
 from sparkpin_vllm_cpu.int4 import dequantise_int4
 from vllm.model_executor.layers.quantization.inc.schemes.inc_wna16_scheme import INCWna16Scheme
-from vllm.utils import cpu_triton_utils
-from vllm.v1.sample.ops import topk_topp_sampler
+from vllm_cpu_replaced import REPLACED, STOCK
 
 
-@pytest.fixture
-def pristine(monkeypatch: pytest.MonkeyPatch, own_kernels: None, unregistered: None):
-    """vLLM without the mod, put back after the test."""
-    original = INCWna16Scheme.get_moe_method
-    original = getattr(original, "__wrapped__", original)
-    monkeypatch.setattr(INCWna16Scheme, "get_moe_method", original)
-    monkeypatch.setattr(cpu_triton_utils, "_expand_kernel_impl", cpu_triton_utils._expand_kernel_impl)
-    monkeypatch.setattr(topk_topp_sampler, "apply_top_k_only", topk_topp_sampler.apply_top_k_only)
-    return original
+def now() -> list[object]:
+    return [getattr(owner, name) for owner, name in REPLACED]
 
 
-def test_off_leaves_vllm_alone(pristine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_off_leaves_vllm_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARKPIN_MOD_VLLM_CPU", "0")
-    before = cpu_triton_utils._expand_kernel_impl, topk_topp_sampler.apply_top_k_only
     sparkpin_vllm_cpu.register()
-    assert INCWna16Scheme.get_moe_method is pristine
-    assert (cpu_triton_utils._expand_kernel_impl, topk_topp_sampler.apply_top_k_only) == before
+    assert now() == list(STOCK.values())
 
 
-def test_on_wraps_once(pristine) -> None:
+def test_on_replaces_each_once() -> None:
     sparkpin_vllm_cpu.register()
-    wrapped = INCWna16Scheme.get_moe_method
-    top_k_only = topk_topp_sampler.apply_top_k_only
-    assert wrapped is not pristine and hasattr(top_k_only, "__wrapped__")
-    assert cpu_triton_utils._expand_kernel_impl is sampling.expand
+    replaced = now()
+    of_the_cpu = {"chunk_gated_delta_rule_cpu"}  # where vLLM's own is slow
+    left = {name for (_, name), value in zip(REPLACED, replaced, strict=True) if value == STOCK[name]}
+    assert left <= of_the_cpu
     sparkpin_vllm_cpu.register()
-    assert INCWna16Scheme.get_moe_method is wrapped and topk_topp_sampler.apply_top_k_only is top_k_only
+    assert now() == replaced
 
 
-def test_changed_signature_stops(pristine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(INCWna16Scheme, "get_moe_method", lambda self, config, layer, layer_config: None)
+@pytest.mark.parametrize(("owner", "name"), REPLACED, ids=STOCK)
+def test_a_changed_signature_stops(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def changed(odd: Any) -> None:
+        """Takes something else."""
+
+    monkeypatch.setattr(owner, name, changed)
     with pytest.raises(SystemExit) as caught:
         sparkpin_vllm_cpu.register()
     assert isinstance(caught.value.__cause__, SignatureChanged)
+    assert getattr(owner, name) is changed
 
 
-def test_other_packings_are_refused(pristine) -> None:
+def test_other_packings_are_refused() -> None:
     sparkpin_vllm_cpu.register()
     layer_config = SimpleNamespace(bits=8, sym=True, is_gptq=True, packing_format="auto_round:auto_gptq")
     with pytest.raises(UnsupportedPlatform, match=r"layers.0.mlp.experts: experts with bits=8"):

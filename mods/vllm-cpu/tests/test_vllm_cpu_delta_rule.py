@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import sparkpin_vllm_cpu
 import torch
 from sparkpin_vllm_cpu import delta_rule
 from sparkpin_vllm_cpu.delta_rule import chunk_gated_delta_rule
 from vllm import _custom_ops as ops
+from vllm_cpu_replaced import STOCK
 
 KEY_HEADS, HEADS, DIM = 2, 4, 128
-STOCK = ops.chunk_gated_delta_rule_cpu
+THEIRS = STOCK["chunk_gated_delta_rule_cpu"]
 
 
 def inputs(tokens: int) -> dict[str, torch.Tensor]:
@@ -22,14 +25,25 @@ def inputs(tokens: int) -> dict[str, torch.Tensor]:
     return {"query": q, "key": k, "value": v, "g": g, "beta": beta}
 
 
-def asked(rule, given: dict[str, torch.Tensor], ends: list[int], slots: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    states = torch.randn(4, HEADS, DIM, DIM, generator=torch.Generator().manual_seed(9)) / 10
+def first_states() -> torch.Tensor:
+    return torch.randn(4, HEADS, DIM, DIM, generator=torch.Generator().manual_seed(9)) / 10
+
+
+def asked(
+    rule: Any,
+    given: dict[str, torch.Tensor],
+    ends: list[int],
+    slots: list[int],
+    states: torch.Tensor | None = None,
+    head_first: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    states = first_states() if states is None else states
     out, _ = rule(
         **given,
         initial_state=states,
         output_final_state=True,
         cu_seqlens=torch.tensor([0, *ends], dtype=torch.int32),
-        head_first=False,
+        head_first=head_first,
         use_qk_l2norm_in_kernel=True,
         initial_state_indices=torch.tensor(slots, dtype=torch.int32),
     )
@@ -40,7 +54,7 @@ def token_by_token(
     given: dict[str, torch.Tensor], ends: list[int], slots: list[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """S <- e^g S; S <- S + beta k (v - S^T k); o = S^T q, in float64."""
-    states = torch.randn(4, HEADS, DIM, DIM, generator=torch.Generator().manual_seed(9)) / 10
+    states = first_states()
     out = torch.empty(given["value"].shape)
     q, k = (
         (x / (x.square().sum(-1, keepdim=True) + 1e-5).sqrt()).repeat_interleave(HEADS // KEY_HEADS, 2)
@@ -71,28 +85,18 @@ def test_a_prompt_in_two_parts_gives_the_same_bits(kind: torch.dtype) -> None:
     """As a prefix cache reads it, whose blocks end where chunks do."""
     given, cut = inputs(200), 128
     states = [torch.zeros(1, HEADS, DIM, DIM, dtype=kind) for _ in range(2)]
-    whole = read(given, states[0])
-    parts = [read({name: x[:, own] for name, x in given.items()}, states[1]) for own in (slice(cut), slice(cut, None))]
+    whole, _ = asked(chunk_gated_delta_rule, given, [200], [0], states[0])
+    parts = []
+    for own in (slice(cut), slice(cut, None)):
+        part = {name: x[:, own] for name, x in given.items()}
+        parts.append(asked(chunk_gated_delta_rule, part, [part["g"].shape[1]], [0], states[1])[0])
     assert torch.equal(whole, torch.cat(parts, dim=1)) and torch.equal(*states)
-
-
-def read(given: dict[str, torch.Tensor], states: torch.Tensor) -> torch.Tensor:
-    """One sequence, whose state is in slot 0."""
-    return chunk_gated_delta_rule(
-        **given,
-        initial_state=states,
-        output_final_state=True,
-        cu_seqlens=torch.tensor([0, given["g"].shape[1]]),
-        head_first=False,
-        use_qk_l2norm_in_kernel=True,
-        initial_state_indices=torch.tensor([0]),
-    )[0]
 
 
 def test_vllm_gives_the_same_and_less_exactly() -> None:
     given = inputs(150)
     wanted, last = token_by_token(given, [70, 150], [1, 2])
-    theirs, ours = (asked(rule, given, [70, 150], [1, 2]) for rule in (STOCK, chunk_gated_delta_rule))
+    theirs, ours = (asked(rule, given, [70, 150], [1, 2]) for rule in (THEIRS, chunk_gated_delta_rule))
     for (out, states), bound in ((theirs, 0.02), (ours, 0.003)):
         assert (out - wanted).norm() / wanted.norm() < bound
         assert (states - last).norm() / last.norm() < bound
@@ -100,22 +104,11 @@ def test_vllm_gives_the_same_and_less_exactly() -> None:
 
 def test_other_orders_are_refused() -> None:
     with pytest.raises(ValueError, match="head_first=True"):
-        chunk_gated_delta_rule(
-            **inputs(2),
-            initial_state=torch.zeros(1, HEADS, DIM, DIM),
-            output_final_state=True,
-            cu_seqlens=torch.tensor([0, 2]),
-            head_first=True,
-            use_qk_l2norm_in_kernel=True,
-            initial_state_indices=torch.tensor([0]),
-        )
+        asked(chunk_gated_delta_rule, inputs(2), [2], [0], head_first=True)
 
 
 @pytest.mark.parametrize("fast", [False, True])
-def test_it_is_for_the_library_without_fast_products(
-    fast: bool, unregistered: None, own_kernels: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ops, "chunk_gated_delta_rule_cpu", STOCK)
+def test_it_is_for_the_library_without_fast_products(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta_rule, "has_int4_product", lambda: fast)
     sparkpin_vllm_cpu.register()
-    assert ops.chunk_gated_delta_rule_cpu is (STOCK if fast else chunk_gated_delta_rule)
+    assert ops.chunk_gated_delta_rule_cpu is (THEIRS if fast else chunk_gated_delta_rule)

@@ -6,16 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import sparkpin_vllm_cpu
 import torch
-from sparkpin_modkit import SignatureChanged
 from sparkpin_vllm_cpu import draft_blocks
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.draft_model import DraftModelProposer
 from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm_cpu_replaced import STOCK
 
-STOCK = getattr(GPUModelRunner._build_attention_metadata, "__wrapped__", GPUModelRunner._build_attention_metadata)
 STATES, KEYS = 0, 1  # groups of cache layers
 
 
@@ -56,12 +54,6 @@ def seen(monkeypatch: pytest.MonkeyPatch, proposer: type, group: int) -> tuple[A
     return made, given, tables
 
 
-@pytest.fixture(autouse=True)
-def stock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM without the override, put back after the test."""
-    monkeypatch.setattr(GPUModelRunner, "_build_attention_metadata", STOCK)
-
-
 def test_a_draft_model_gets_its_own_group_s_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     made, given, tables = seen(monkeypatch, DraftModelProposer, KEYS)
     assert given.block_table_tensor.tolist() == [[20, 21], [22, 23]]
@@ -78,20 +70,5 @@ def test_what_is_right_is_left(monkeypatch: pytest.MonkeyPatch, proposer: type, 
 
 def test_vllm_still_gives_the_first_group_s_blocks() -> None:
     """When it fails, vLLM looks for a draft model's group, too: look whether this may go."""
-    names = STOCK.__code__.co_names
+    names = STOCK["_build_attention_metadata"].__code__.co_names
     assert "EagleProposer" in names and "DraftModelProposer" not in names
-
-
-def test_a_changed_signature_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    def changed(self: Any) -> None:
-        """Takes too little."""
-
-    monkeypatch.setattr(GPUModelRunner, "_build_attention_metadata", changed)
-    with pytest.raises(SignatureChanged, match=r"takes \(self\), wanted"):
-        draft_blocks.install()
-    assert GPUModelRunner._build_attention_metadata is changed
-
-
-def test_the_mod_puts_it_in_place(own_kernels: None, unregistered: None) -> None:
-    sparkpin_vllm_cpu.register()
-    assert GPUModelRunner._build_attention_metadata.__wrapped__ is STOCK

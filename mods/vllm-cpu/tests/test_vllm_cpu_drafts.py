@@ -6,9 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import sparkpin_vllm_cpu
 import torch
-from sparkpin_modkit import SignatureChanged
 from sparkpin_vllm_cpu import drafts
 from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata
@@ -17,7 +15,6 @@ WIDTH, DRAFTS, HEADS, SIZE = 4, 2, 2, 32
 FULL = 1 + DRAFTS
 DIM = 3 * HEADS * SIZE  # of query, key and value
 STATE = WIDTH - 1 + DRAFTS
-STOCK = getattr(gdn_attention._spec_forward, "__wrapped__", gdn_attention._spec_forward)
 STEPS = (  # of two requests: tokens, and how many of them are accepted
     ((3, 3), (3, 1)),
     ((1, 1), (3, 2)),
@@ -27,12 +24,6 @@ STEPS = (  # of two requests: tokens, and how many of them are accepted
     ((1, 1), (1, 1)),
     ((3, 3), (3, 3)),
 )
-
-
-@pytest.fixture(autouse=True)
-def stock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM without the override, put back after the test."""
-    monkeypatch.setattr(gdn_attention, "_spec_forward", STOCK)
 
 
 class Layer:
@@ -101,18 +92,3 @@ def test_rows_are_filled_with_a_request_s_last_token() -> None:
     rows, real = drafts.filled(torch.tensor([0, 3, 4, 6]), 3)
     assert rows.tolist() == [[0, 1, 2], [3, 3, 3], [4, 5, 5]]
     assert real.tolist() == [[True] * 3, [True, False, False], [True, True, False]]
-
-
-def test_a_changed_signature_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    def changed(layer: Any) -> None:
-        """Takes too little."""
-
-    monkeypatch.setattr(gdn_attention, "_spec_forward", changed)
-    with pytest.raises(SignatureChanged, match=r"takes \(layer\), wanted"):
-        drafts.install()
-    assert gdn_attention._spec_forward is changed
-
-
-def test_the_mod_puts_it_in_place(own_kernels: None, unregistered: None) -> None:
-    sparkpin_vllm_cpu.register()
-    assert gdn_attention._spec_forward.__wrapped__ is STOCK

@@ -11,15 +11,12 @@ from sparkpin_vllm_cpu.experts import ReferenceInt4Experts
 from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.fused_moe.layer import FusedMoEFactory
 from vllm.model_executor.layers.quantization.inc import INCConfig
-from vllm.model_executor.layers.quantization.inc.schemes.inc_wna16_scheme import INCWna16Scheme
 
 EXPERTS, HIDDEN, INTER, GROUP = 4, 256, 128, 64
 
 
 @pytest.fixture
-def installed(world, monkeypatch: pytest.MonkeyPatch, own_kernels: None, unregistered: None):
-    original = INCWna16Scheme.get_moe_method
-    monkeypatch.setattr(INCWna16Scheme, "get_moe_method", getattr(original, "__wrapped__", original))
+def installed(world, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(experts_module, "_created", 0)
     monkeypatch.setattr(experts_module, "_loaded", 0)
     sparkpin_vllm_cpu.register()

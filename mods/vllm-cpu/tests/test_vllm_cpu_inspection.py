@@ -4,17 +4,8 @@ from __future__ import annotations
 
 import os
 
-import pytest
 import sparkpin_vllm_cpu
 from vllm.model_executor.models import registry
-
-STOCK = registry._run_in_subprocess
-
-
-@pytest.fixture(autouse=True)
-def stock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM without the override, put back after the test."""
-    monkeypatch.setattr(registry, "_run_in_subprocess", STOCK)
 
 
 def looked_at() -> int:
@@ -27,7 +18,7 @@ def test_vllm_still_inspects_in_a_process_of_its_own() -> None:
     assert looked_at() != os.getpid()
 
 
-def test_the_mod_has_it_look_here(unregistered: None, own_kernels: None) -> None:
+def test_the_mod_has_it_look_here() -> None:
     sparkpin_vllm_cpu.register()
     assert looked_at() == os.getpid()
     model = registry.ModelRegistry.models["Qwen3_5MoeForCausalLM"]

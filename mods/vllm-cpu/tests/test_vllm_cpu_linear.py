@@ -18,7 +18,7 @@ ROWS, COLUMNS, GROUP = 96, 256, 64
 
 
 @pytest.fixture
-def installed(world, own_kernels: None, unregistered: None) -> None:
+def installed(world) -> None:
     sparkpin_vllm_cpu.register()
 
 

@@ -5,22 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import sparkpin_vllm_cpu
 import torch
-from sparkpin_modkit import SignatureChanged
 from sparkpin_vllm_cpu import one_token
 from torch.nn import functional
 from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 
 DIM, WIDTH = 192, 4
-STOCK = getattr(gdn_attention._causal_conv1d_fwd_cpu, "__wrapped__", gdn_attention._causal_conv1d_fwd_cpu)
 CALLED = torch.cpu._is_avx512_bf16_supported()  # elsewhere vLLM takes a convolution in torch
-
-
-@pytest.fixture(autouse=True)
-def stock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM without the override, put back after the test."""
-    monkeypatch.setattr(gdn_attention, "_causal_conv1d_fwd_cpu", STOCK)
 
 
 def convolved(tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,18 +60,3 @@ def test_only_the_strides_of_one_token_are_changed(monkeypatch: pytest.MonkeyPat
     seen = gdn_attention._causal_conv1d_fwd_cpu(x=wide[1:].t())
     assert seen.tolist() == [[6.0], [7.0], [8.0]] and seen.stride() == (1, 3)
     assert gdn_attention._causal_conv1d_fwd_cpu(x=wide.t()).stride() == (1, 6)
-
-
-def test_a_changed_signature_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    def changed(x: torch.Tensor) -> None:
-        """Takes too little."""
-
-    monkeypatch.setattr(gdn_attention, "_causal_conv1d_fwd_cpu", changed)
-    with pytest.raises(SignatureChanged, match=r"takes \(x\), wanted"):
-        one_token.install()
-    assert gdn_attention._causal_conv1d_fwd_cpu is changed
-
-
-def test_the_mod_puts_it_in_place(own_kernels: None, unregistered: None) -> None:
-    sparkpin_vllm_cpu.register()
-    assert gdn_attention._causal_conv1d_fwd_cpu.__wrapped__ is STOCK

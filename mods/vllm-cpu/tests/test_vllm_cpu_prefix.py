@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import sparkpin_vllm_cpu
 import torch
 from sparkpin_vllm_cpu.prefix import batch_memcpy
 
@@ -35,10 +34,3 @@ def test_vllm_still_needs_a_copy_without_triton() -> None:
     assert not hasattr(cpu_triton_utils, "batch_memcpy_kernel")
     with pytest.raises(TypeError):
         mamba_utils.batch_memcpy_kernel[(1,)](*[torch.zeros(1, dtype=torch.int64)] * 3, BLOCK_SIZE=1024)
-
-
-def test_the_mod_puts_it_in_place(unregistered: None) -> None:
-    from vllm.v1.worker import mamba_utils
-
-    sparkpin_vllm_cpu.register()
-    assert mamba_utils.batch_memcpy is batch_memcpy

@@ -20,7 +20,7 @@ SHAPES = [(4096, 3072), (2048, 2048), (64, 128), (1088, 4096)]
 @pytest.fixture
 def compiled(architecture: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of what Triton has to look for once more after the warm-up. Launches stop before the GPU."""
-    for function in (kernel.input_digits, kernel.int8_head, kernel.int8_head_in_turns, kernel.int4_head):
+    for function in (kernel.input_digits, kernel.int8_head, kernel.int4_head):
         function.device_caches.clear()
 
         def run(*args: Any, grid: Any, warmup: bool, original: Any = function.run, **kwargs: Any) -> Any:

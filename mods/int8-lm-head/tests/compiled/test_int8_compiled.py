@@ -8,31 +8,26 @@ from typing import Any
 import pytest
 import torch
 from sparkpin_int8_lm_head.ahead import DTYPES, compile_digits, compile_head, compile_int4, warm_up
-from sparkpin_int8_lm_head.kernel import input_digits, int4_head, int8_head, int8_head_in_turns
+from sparkpin_int8_lm_head.kernel import input_digits, int4_head, int8_head
 from sparkpin_int8_lm_head.layout import READ_AHEAD
-from sparkpin_int8_lm_head.tuned import Tuned, tuned_for
+from sparkpin_int8_lm_head.tuned import tuned_for
 from sparkpin_modkit import ModError
 from sparkpin_modkit.testing import SHARED_MEMORY, resources_of
 
-REGISTERS = 65_536
-FUNCTIONS = (int8_head, int8_head_in_turns, input_digits, int4_head)
+FUNCTIONS = (int8_head, input_digits, int4_head)
 
 
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_no_spills_and_enough_shared_memory(architecture: int, dtype: torch.dtype, has_bias: bool) -> None:
     for entry in tuned_for(architecture).values():
-        check(architecture, entry, compile_head(entry, dtype, has_bias))
+        check(architecture, compile_head(entry, dtype, has_bias))
 
 
-def check(architecture: int, entry: Tuned, compiled: Any) -> None:
+def check(architecture: int, compiled: Any) -> None:
     used = resources_of(compiled.asm["cubin"])
     assert used["STACK"] == used["LOCAL"] == 0 and 0 < used["REG"] <= 255
     assert compiled.metadata.shared <= SHARED_MEMORY[architecture]
-    # As many blocks as are started for it run on a multiprocessor; each takes 1 KiB more than it asks for.
-    assert entry.programs * used["REG"] * 32 * entry.warps <= REGISTERS
-    assert entry.programs * (compiled.metadata.shared + 1024) <= SHARED_MEMORY[architecture] + 1024
-    assert ("cp.async.bulk.tensor" in compiled.asm["ptx"]) == bool(entry.programs)
     instruction = r"wgmma\.mma_async\S*\.s32\.s8\.s8" if architecture == 90 else r"mma\.sync\S*\.s32\.s8\.s8\.s32"
     assert re.search(instruction, compiled.asm["ptx"])
 
@@ -42,7 +37,7 @@ def test_rows_of_4_bits_are_unpacked_four_bytes_at_a_time(architecture: int) -> 
     one for the upper ones. Byte by byte they are seven times as many, with the bytes' own permutations."""
     for entry in tuned_for(architecture, bits=4).values():
         compiled = compile_int4(entry)
-        check(architecture, entry, compiled)
+        check(architecture, compiled)
         words = entry.block_v * entry.block_k // 4 // (32 * entry.warps)
         ptx = compiled.asm["ptx"]
         # sm_121's warps each hold what their products need, which others hold, too
@@ -82,11 +77,9 @@ def test_without_float32_each_tile_writes_logits_of_the_activations_type(archite
 
 
 def test_block_k_stays_within_what_lies_behind_the_last_row(architecture: int) -> None:
-    assert all(entry.block_k <= READ_AHEAD for entry in tuned_for(architecture).values())
-    assert all(size == entry.most for size, entry in tuned_for(architecture).items())
-    in_4_bits = tuned_for(architecture, bits=4)
-    assert all(entry.block_k <= READ_AHEAD and not entry.programs for entry in in_4_bits.values())
-    assert list(in_4_bits) == [8, 16, 32, 64]
+    for bits in (8, 4):
+        tuned = tuned_for(architecture, bits)
+        assert list(tuned) == [8, 16, 32, 64] and all(entry.block_k <= READ_AHEAD for entry in tuned.values())
 
 
 def test_other_architectures_take_what_fits_the_smallest() -> None:
