@@ -1,4 +1,4 @@
-"""The INT8 head beside cuBLAS BF16 and a row-looping kernel, in one run on one GPU.
+"""The INT8 head beside cuBLAS BF16, in one run on one GPU.
 
     python mods/int8-lm-head/benchmarks/head.py --out head.json
 
@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 import triton
-from row_loop import SHAPES, TOGETHER, row_loop
 from sparkpin_int8_lm_head.cuda import int8_linear, rehearse
 from sparkpin_int8_lm_head.layout import lay_out
 from sparkpin_int8_lm_head.quantise import quantise_head
@@ -27,7 +26,6 @@ from timing import microseconds, read_bandwidth
 
 V, K = 248_320, 3072
 TOKENS = (1, 2, 3, 4, 8, 16, 24, 32, 40, 48, 64, 96, 128, 136, 160, 192, 224, 256, 384, 512, 1024)
-LOOPED = (1, 4, 8, 16, 32, 64, 128)
 COPIES = 3
 ROUNDS = 6
 PAUSE = 0.04
@@ -45,7 +43,7 @@ def side_by_side(contenders: dict[str, list[Callable[[], object]]]) -> dict[str,
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             torch.cuda.synchronize()
             time.sleep(PAUSE)
-            times[name].append(microseconds(contenders[name] * (1 if name == "row_loop" else 2), replays=3))
+            times[name].append(microseconds(contenders[name] * 2, replays=3))
     return {name: statistics.median(found) for name, found in times.items()}
 
 
@@ -89,18 +87,9 @@ def main() -> None:
 
     heads = [made.q, *(copy() for _ in range(COPIES - 1))]
     dense = [weight, *(weight.clone() for _ in range(COPIES - 1))]
-    plain = [torch.empty(V, K, dtype=torch.int8, device="cuda").copy_(made.q) for _ in range(COPIES)]
-    bandwidth = read_bandwidth([head.view(-1).view(torch.int32) for head in plain])
+    bandwidth = read_bandwidth([head.view(-1).view(torch.int32) for head in heads])
     inputs = {tokens: torch.randn(tokens, K, device="cuda").bfloat16() for tokens in TOKENS}
     rows = []
-    best = {}
-    for together in (1, TOGETHER):
-        x, out = inputs[together], torch.empty(together, V, device="cuda", dtype=torch.bfloat16)
-        times = {
-            shape: microseconds([partial(row_loop, out, x, q, made.row_scale, shape) for q in plain], replays=3)
-            for shape in SHAPES
-        }
-        best[together] = min(times, key=lambda shape: times[shape])
     for tokens in TOKENS:
         x = inputs[tokens]
         narrow = torch.empty(tokens, V, device="cuda", dtype=torch.bfloat16)
@@ -113,13 +102,6 @@ def main() -> None:
             "cublas_float32": [partial(multiply, x, w, narrow, wide) for w in dense],
             "int8_copied": [partial(int8_and_copy, wide, other, x, q, *arguments) for q in heads],
         }
-        if tokens in LOOPED:
-            shape = best.get(tokens, best[1])
-            scaled = x * made.column_scale
-            contenders["row_loop"] = [partial(row_loop, narrow, scaled, q, made.row_scale, shape) for q in plain]
-            contenders["row_loop"][0]()
-            int8_linear(x, heads[0], *arguments, wide)
-            assert float((narrow - wide).norm() / wide.norm()) < 0.01
         rows.append({"tokens": tokens, **side_by_side(contenders)})
         print(json.dumps({name: round(value, 1) for name, value in rows[-1].items()}), flush=True)
     result = {
@@ -134,7 +116,6 @@ def main() -> None:
         "alpha": made.alpha,
         "outlier_columns": made.outlier_columns,
         "weight_error": made.error,
-        "row_loop_shapes": {str(key): value for key, value in best.items()},
         "times_us": rows,
     }
     out_file.write_text(json.dumps(result, indent=1) + "\n")

@@ -29,11 +29,6 @@ V, K = 248_320, 3072
 SIZES = (8, 16, 32, 64, 128)
 SHARED_MEMORY = {90: 232_448}
 OTHERS = 101_376
-REGISTERS = 65_536
-WRITTEN = 17_408
-"""Bytes of shared memory, about, that a tile's logits pass through beside the tiles that are loaded."""
-IN_TURNS = 512
-"""Tokens in one launch of programs that take turns: twice as many took 2.27 times as long."""
 
 
 def candidates(size: int, architecture: int, bits: int) -> Iterator[Tuned]:
@@ -45,10 +40,6 @@ def candidates(size: int, architecture: int, bits: int) -> Iterator[Tuned]:
         registers = block_v * 2 * size // (32 * warps)
         if stage * stages <= shared_memory and block_v * block_k >= 8192 and registers <= 128 and block_v >= 16 * warps:
             yield Tuned(size, block_v, block_k, warps, stages, bits=bits)
-            for programs in (1, 2) if architecture == 90 and size >= 64 and bits == 8 else ():
-                fits = programs * (stage * stages + WRITTEN) <= shared_memory
-                if fits and programs * 32 * warps * (registers + 32) <= REGISTERS:
-                    yield Tuned(size, block_v, block_k, warps, stages, programs, IN_TURNS)
 
 
 def compile_for(architecture: int, tuned: Tuned) -> None:
@@ -82,7 +73,7 @@ def main() -> None:
             out = torch.empty(tokens, V, device="cuda")
             times = []
             for tuned in (entry for entry in found if entry.block_b == size):
-                table = {tuned.most: tuned}
+                table = {tuned.block_b: tuned}
                 if options.bits == 4:
                     calls = [partial(int4_linear, x, q, row_scale, None, table, out) for q in heads]
                 else:

@@ -1,7 +1,14 @@
-"""The README's tables, made of h200.json. Imports no matplotlib: a test holds the README against them."""
+"""The README's tables, made of h200.json: what head.py and few_processors.py wrote, under these names.
+
+    python mods/int8-lm-head/benchmarks/tables.py
+
+A test holds the README against them.
+"""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 SPARK_GBPS = 273
@@ -17,17 +24,16 @@ def moved(head: dict[str, Any], tokens: int, weight_bytes: int) -> int:
 
 def table(head: dict[str, Any]) -> str:
     lines = [
-        "| tokens | INT8, us | of read bandwidth | cuBLAS BF16, us | ratio | both to BF16 | row loop, us | ratio |",
-        "|---|---|---|---|---|---|---|---|",
+        "| tokens | INT8, us | of read bandwidth | cuBLAS BF16, us | ratio | both to BF16 |",
+        "|---|---|---|---|---|---|",
     ]
     for row in head["times_us"]:
         if row["tokens"] in SHOWN:
-            took, looped = row["int8"], row.get("row_loop")
+            took = row["int8"]
             weights = head["V"] * head["K"] / took / 1e3 / head["read_GBps"]
             lines.append(
                 f"| {row['tokens']} | {took:.0f} | {weights:.2f} | {row['cublas']:.0f} | {row['cublas'] / took:.2f} "
-                f"| {row['cublas'] / row['int8_bf16_logits']:.2f} "
-                + (f"| {looped:.0f} | {looped / took:.1f} |" if looped else "| | |")
+                f"| {row['cublas'] / row['int8_bf16_logits']:.2f} |"
             )
     return "\n".join(lines)
 
@@ -62,16 +68,6 @@ def processors(few: list[dict[str, Any]]) -> str:
     return f"{each[0]:.1f} to {each[-1]:.1f} GB/s each, {low:.1f} to {high:.1f} times what a Spark's memory gives"
 
 
-def numbers(rows: list[dict[str, Any]]) -> str:
-    lines = ["| outlier columns | hidden states | head | top-1 | top-20 | KL |", "|---|---|---|---|---|---|"]
-    for row in rows:
-        lines.append(
-            f"| {row['outliers']} | {row['hidden']} | {row['head']} | {row['top1']:.4f} | {row['top20']:.4f} "
-            f"| {row['kl']:.2e} |"
-        )
-    return "\n".join(lines)
-
-
 def tables(measured: dict[str, Any]) -> list[str]:
     """In the README's order; the fourth is words."""
     head = measured["head"]
@@ -80,5 +76,8 @@ def tables(measured: dict[str, Any]) -> list[str]:
         in_float32(head),
         prediction(head),
         processors(measured["few_processors"]),
-        numbers(measured["numerics"]),
     ]
+
+
+if __name__ == "__main__":
+    print(*tables(json.loads(Path(__file__).with_name("h200.json").read_text())), sep="\n\n")
