@@ -20,20 +20,21 @@ def test_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "key"),
+    ("setting", "key"),
     [
-        (None, "--additional-config"),
-        (3, "draft_vocabulary"),
-        ({}, "draft_vocabulary"),
-        ({"first": 3, "file": "a"}, "draft_vocabulary"),
-        ({"first": 0}, "draft_vocabulary.first"),
-        ({"first": True}, "draft_vocabulary.first"),
-        ({"first": "9"}, "draft_vocabulary.first"),
+        ({}, "--additional-config"),
+        ({"draft_head": {"bits": 3}}, "draft_head"),
+        ({"draft_vocabulary": 3}, "draft_vocabulary"),
+        ({"draft_vocabulary": {}}, "draft_vocabulary"),
+        ({"draft_vocabulary": {"first": 3, "last": 9}}, "draft_vocabulary"),
+        ({"draft_vocabulary": {"first": 0}}, "draft_vocabulary.first"),
+        ({"draft_vocabulary": {"first": True}}, "draft_vocabulary.first"),
+        ({"draft_vocabulary": {"first": "9"}}, "draft_vocabulary.first"),
     ],
 )
-def test_bad_settings(value: Any, key: str) -> None:
+def test_bad_settings(setting: dict[str, Any], key: str) -> None:
     with pytest.raises(ModError, match=rf"{key}: saw .*SPARKPIN_MOD_DRAFT_VOCABULARY=0"):
-        read_setting({} if value is None else {"draft_vocabulary": value})
+        read_setting(setting)
 
 
 def test_the_first_tokens_and_those_that_are_always_drafted() -> None:

@@ -16,11 +16,11 @@ import torch
 from sparkpin_draft_vocabulary import hook
 from sparkpin_draft_vocabulary.head import ROWS_MULTIPLE
 from sparkpin_int8_lm_head import int4, naive
-from sparkpin_modkit import ModError, SignatureChanged, UnsupportedPlatform, UnsupportedVLLM
+from sparkpin_modkit import ModError, SignatureChanged, UnsupportedPlatform
 from sparkpin_modkit.testing import parse_reports
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.interfaces import LocalArgmaxMixin
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
@@ -143,34 +143,6 @@ def test_the_best_of_rows_in_4_bits(listed, tokens, pristine, world, config, mon
     assert (line["tokens"], line["of"], line["rows"]) == (tokens, VOCABULARY, "Int8LMHeadMethod, 4 bits")
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "int8"])
-def test_a_hidden_state_that_means_a_token_finds_it(kind, pristine, world, config) -> None:
-    head, weight = loaded(kind)
-    drafter = Drafter(head)
-    hook.restrict(drafter, config, CPU)
-    x = weight[[39, 0, 499, 490, 17]].clone()
-    x[:, 5] = 0
-    assert drafter.get_top_tokens(x).tolist() == [39, 0, 499, 490, 17]
-
-
-def test_rows_that_fill_up_lead_to_the_first_token(pristine, world, config) -> None:
-    head, _ = loaded("bfloat16")
-    drafter = Drafter(head)
-    hook.restrict(drafter, config, CPU)
-    assert drafter.lm_head.weight.shape == (ROWS_MULTIPLE, WIDTH)
-    assert torch.equal(drafter.lm_head.weight[42:], head.weight[:1].expand(ROWS_MULTIPLE - 42, WIDTH))
-    assert torch.equal(torch.arange(42, 64) + drafter.draft_id_to_target_id[42:], torch.zeros(22, dtype=torch.int64))
-
-
-def test_a_list_of_all_tokens_drafts_as_ever(pristine, world, config) -> None:
-    config.additional_config = {"draft_vocabulary": {"first": 32768}}
-    head, _ = loaded("int8")
-    drafter, x = Drafter(head), hidden(32)
-    wanted = drafter.get_top_tokens(x)
-    hook.restrict(drafter, config, CPU)
-    assert torch.equal(drafter.get_top_tokens(x), wanted)
-
-
 def test_ends_of_answers_are_listed_without_a_tokenizer(pristine, world, config, tmp_path) -> None:
     """As where a server takes token ids only (skip_tokenizer_init)."""
     (tmp_path / "tokenizer.json").unlink()
@@ -185,8 +157,6 @@ def test_ends_of_answers_are_listed_without_a_tokenizer(pristine, world, config,
 
 def change(config: Any, drafter: Any, what: str) -> None:
     match what:
-        case "no setting":
-            config.additional_config = {}
         case "probabilistic":
             config.speculative_config.draft_sample_method = "probabilistic"
         case "all logits":
@@ -197,8 +167,6 @@ def change(config: Any, drafter: Any, what: str) -> None:
             drafter.draft_id_to_target_id = torch.zeros(4)
         case "4 bits":
             config.additional_config = {"draft_head": {"bits": 4}}
-        case "3 bits":
-            config.additional_config = {"draft_head": {"bits": 3}}
         case "quantised":
             drafter.lm_head.quant_method = SimpleNamespace(apply=None)
 
@@ -206,13 +174,11 @@ def change(config: Any, drafter: Any, what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("no setting", "--additional-config: saw no 'draft_vocabulary'"),
         ("probabilistic", "draft_sample_method: saw 'probabilistic', wanted 'greedy'"),
         ("all logits", "use_local_argmax_reduction: saw false, wanted true"),
         ("no mixin", "names its best token in its own way"),
         ("own table", "has a smaller vocabulary already"),
         ("4 bits", "draft_head: the LM head is UnquantizedEmbeddingMethod's, wanted int8-lm-head's"),
-        ("3 bits", "draft_head: saw {'bits': 3}, wanted --additional-config '{\"draft_head\": {\"bits\": 4}}'"),
         ("quantised", "is quantised (SimpleNamespace), wanted a 16-bit one or int8-lm-head's"),
     ],
 )  # fmt: skip
@@ -272,13 +238,6 @@ def test_changed_signature_stops(pristine, monkeypatch) -> None:
     assert SpecDecodeBaseProposer.load_model is pristine
 
 
-@pytest.mark.parametrize("release", ["0.34.0", "0.20.2"])
-def test_another_vllm_stops(release, pristine, monkeypatch) -> None:
-    monkeypatch.setattr("vllm.__version__", release)
-    assert isinstance(refusal(), UnsupportedVLLM)
-    assert SpecDecodeBaseProposer.load_model is pristine
-
-
 def test_another_platform_stops(pristine, world, monkeypatch) -> None:
     from vllm.platforms import current_platform
 
@@ -298,10 +257,3 @@ def test_both_model_runners_are_meant_on_cuda(pristine, world, monkeypatch) -> N
     sparkpin_draft_vocabulary.register()
     assert DraftModelSpeculator.load_model.__wrapped__ is original
     assert SpecDecodeBaseProposer.load_model.__wrapped__ is pristine
-
-
-def test_the_heads_of_vllm_are_of_these_types(world) -> None:
-    """A head without a quantisation config, and one that AutoRound leaves alone."""
-    head, _ = whole_head()
-    inner = getattr(head.quant_method, "inner", head.quant_method)
-    assert type(inner) is UnquantizedEmbeddingMethod

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 BLOCK = (128, 128)
+"""Rows and columns of E4M3 weights that share a float32 scale; activations are quantised as they come."""
 EXPERT_MATRICES = ("gate_proj", "up_proj", "down_proj")
-
-
-@dataclass(frozen=True)
-class Fp8Entry:
-    """One block-FP8 layer: E4M3 weights, one float32 scale per ``block[0] x block[1]`` weights, dynamic activations."""
-
-    block: tuple[int, int]
 
 
 def shard_names(prefix: str, packed_modules: Mapping[str, Sequence[str]]) -> list[str]:
@@ -26,10 +19,10 @@ def shard_names(prefix: str, packed_modules: Mapping[str, Sequence[str]]) -> lis
     return [parent + dot + part for part in packed_modules.get(last, (last,))]
 
 
-def fp8_entry(
+def is_fp8(
     prefix: str, extra_config: Mapping[str, Mapping[str, Any]] | None, packed_modules: Mapping[str, Sequence[str]]
-) -> Fp8Entry | None:
-    """The FP8 entry for the layer `prefix`, or None when `extra_config` does not ask for FP8 there.
+) -> bool:
+    """Whether `extra_config` asks for FP8 in the layer `prefix`.
 
     Args:
         prefix: vLLM's name of the layer, fused or not.
@@ -40,33 +33,31 @@ def fp8_entry(
         ValueError: the parts of a fused layer differ, or an FP8 entry is not E4M3 in symmetric blocks of 128 x 128.
     """
     if not extra_config or not prefix:
-        return None
+        return False
     names = shard_names(prefix, packed_modules)
-    entries = [_read(name, extra_config) for name in names]
-    if all(entry is None for entry in entries):
-        return None
-    if any(entry != entries[0] for entry in entries):
+    asked = {_asks_fp8(name, extra_config) for name in names}
+    if len(asked) > 1:
         seen = ", ".join(f"{name}: {_say(name, extra_config)}" for name in names)
         raise ValueError(
             f"{prefix} is one fused layer in vLLM, but its parts differ in quantization_config.extra_config: "
             f"{seen}. Wanted the same FP8 entry for each part, or for none."
         )
-    return entries[0]
+    return asked == {True}
 
 
-def experts_entry(prefix: str, extra_config: Mapping[str, Mapping[str, Any]] | None) -> Fp8Entry | None:
-    """The FP8 entry for the routed experts under `prefix`, which are one layer in vLLM; None for no FP8 there.
+def are_fp8_experts(prefix: str, extra_config: Mapping[str, Mapping[str, Any]] | None) -> bool:
+    """Whether `extra_config` asks for FP8 in the routed experts under `prefix`, which are one layer in vLLM.
 
     Raises:
         ValueError: some matrix of some expert has no FP8 entry, or one of another form.
     """
     if not extra_config or not prefix:
-        return None
+        return False
     below = (f"{prefix}.", f"model.{prefix}.")
     found = {name.split(f"{prefix}.", 1)[1] for name in extra_config if name.startswith(below)}
-    fp8 = {name for name in found if _read(f"{prefix}.{name}", extra_config) is not None}
+    fp8 = {name for name in found if _asks_fp8(f"{prefix}.{name}", extra_config)}
     if not fp8:
-        return None
+        return False
     experts = {name.partition(".")[0] for name in fp8}
     numbers = range(max((int(expert) for expert in experts if expert.isdigit()), default=-1) + 1)
     wanted = [f"{expert}.{matrix}" for expert in numbers for matrix in EXPERT_MATRICES]
@@ -77,7 +68,7 @@ def experts_entry(prefix: str, extra_config: Mapping[str, Mapping[str, Any]] | N
             f"quantization_config.extra_config, but {prefix}.{odd} is {_say(f'{prefix}.{odd}', extra_config)}. "
             f"Wanted {', '.join(EXPERT_MATRICES)} of every expert, or none."
         )
-    return Fp8Entry(block=BLOCK)
+    return True
 
 
 def refuse_other_layers(kind: str, prefix: str, extra_config: Mapping[str, Mapping[str, Any]] | None) -> None:
@@ -93,7 +84,7 @@ def refuse_other_layers(kind: str, prefix: str, extra_config: Mapping[str, Mappi
     names = (prefix, f"model.{prefix}", prefix.removeprefix("language_model."))
     below = tuple(f"{name}." for name in names)
     for name in extra_config:
-        if (name in names or name.startswith(below)) and _read(name, extra_config) is not None:
+        if (name in names or name.startswith(below)) and _asks_fp8(name, extra_config):
             raise ValueError(
                 f"quantization_config.extra_config[{name!r}] asks for FP8 in {prefix}, a {kind}; "
                 "wanted linear layers and experts only"
@@ -105,10 +96,10 @@ def _lookup(name: str, extra_config: Mapping[str, Mapping[str, Any]]) -> Mapping
     return entry if entry is not None else extra_config.get(f"model.{name}")
 
 
-def _read(name: str, extra_config: Mapping[str, Mapping[str, Any]]) -> Fp8Entry | None:
+def _asks_fp8(name: str, extra_config: Mapping[str, Mapping[str, Any]]) -> bool:
     entry = _lookup(name, extra_config)
     if entry is None or entry.get("data_type") not in ("fp", "fp8") or entry.get("bits") != 8:
-        return None
+        return False
     group_size = entry.get("group_size")
     block = tuple(group_size) if isinstance(group_size, list | tuple) else group_size
     if block != BLOCK or entry.get("sym", True) is not True:
@@ -116,7 +107,7 @@ def _read(name: str, extra_config: Mapping[str, Mapping[str, Any]]) -> Fp8Entry 
             f"quantization_config.extra_config[{name!r}] is {dict(entry)}: "
             f"wanted group_size {list(BLOCK)} and sym true for bits 8, data_type fp"
         )
-    return Fp8Entry(block=BLOCK)
+    return True
 
 
 def _say(name: str, extra_config: Mapping[str, Mapping[str, Any]]) -> str:

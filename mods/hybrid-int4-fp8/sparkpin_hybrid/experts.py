@@ -10,6 +10,7 @@ from vllm.model_executor.layers.fused_moe import FusedMoeWeightScaleSupported, U
 from vllm.model_executor.utils import set_weight_attrs
 
 from sparkpin_hybrid.dequantise import dequantise_blocks
+from sparkpin_hybrid.entries import BLOCK
 
 
 class ReferenceFp8Experts(UnquantizedFusedMoEMethod):
@@ -19,9 +20,9 @@ class ReferenceFp8Experts(UnquantizedFusedMoEMethod):
     block. ``2 I`` is gate over up, so `I` must be a multiple of the block.
     """
 
-    def __init__(self, prefix: str, moe: Any, block: tuple[int, int]) -> None:
+    def __init__(self, prefix: str, moe: Any) -> None:
         super().__init__(moe)
-        self.prefix, self.block = prefix, block
+        self.prefix = prefix
 
     def create_weights(
         self,
@@ -32,12 +33,12 @@ class ReferenceFp8Experts(UnquantizedFusedMoEMethod):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        if intermediate_size_per_partition % self.block[0]:
+        if intermediate_size_per_partition % BLOCK[0]:
             raise ValueError(
                 f"{self.prefix}: experts of {intermediate_size_per_partition} rows, wanted a multiple of the FP8 "
-                f"block's {self.block[0]}"
+                f"block's {BLOCK[0]}"
             )
-        layer.weight_block_size = list(self.block)
+        layer.weight_block_size = list(BLOCK)
         layer.orig_dtype = params_dtype
         shapes = {
             "w13": (2 * intermediate_size_per_partition, hidden_size),
@@ -45,7 +46,7 @@ class ReferenceFp8Experts(UnquantizedFusedMoEMethod):
         }
         for name, (rows, columns) in shapes.items():
             weight = torch.empty(num_experts, rows, columns, dtype=torch.float8_e4m3fn)
-            blocks = -(-rows // self.block[0]), -(-columns // self.block[1])
+            blocks = -(-rows // BLOCK[0]), -(-columns // BLOCK[1])
             scale = torch.empty(num_experts, *blocks, dtype=torch.float32)  # vLLM's default is the model's dtype
             attributes = {
                 f"{name}_weight": (weight, extra_weight_attrs),
@@ -64,7 +65,7 @@ class ReferenceFp8Experts(UnquantizedFusedMoEMethod):
             packed = getattr(layer, f"{name}_weight").data
             weight = torch.empty(packed.shape, dtype=layer.orig_dtype)
             for expert in range(packed.shape[0]):
-                weight[expert] = dequantise_blocks(packed[expert], scale[expert], self.block, layer.orig_dtype)
+                weight[expert] = dequantise_blocks(packed[expert], scale[expert], BLOCK, layer.orig_dtype)
             delattr(layer, f"{name}_weight_scale_inv")
             delattr(layer, f"{name}_weight")
             layer.register_parameter(f"{name}_weight", Parameter(weight, requires_grad=False))

@@ -13,7 +13,7 @@ from typing import Any
 from sparkpin_modkit import check_vllm
 
 from sparkpin_hybrid.count import LayerCount
-from sparkpin_hybrid.entries import experts_entry, fp8_entry, refuse_other_layers
+from sparkpin_hybrid.entries import are_fp8_experts, is_fp8, refuse_other_layers
 from sparkpin_hybrid.touches import TOUCHES
 
 COUNT = LayerCount()
@@ -33,13 +33,11 @@ def install() -> None:
     @functools.wraps(original)
     def get_quant_method(self: Any, layer: Any, prefix: str) -> Any:
         if isinstance(layer, LinearBase):
-            entry = fp8_entry(prefix, self.extra_config, getattr(self, "packed_modules_mapping", None) or {})
-            if entry is not None:
-                return COUNT.watch(*schemes.linear(layer, prefix, entry), prefix)
+            if is_fp8(prefix, self.extra_config, getattr(self, "packed_modules_mapping", None) or {}):
+                return COUNT.watch(*schemes.linear(prefix), prefix)
         elif isinstance(layer, RoutedExperts):
-            entry = experts_entry(prefix, self.extra_config)
-            if entry is not None:
-                return COUNT.watch(*schemes.experts(layer, prefix, entry), prefix)
+            if are_fp8_experts(prefix, self.extra_config):
+                return COUNT.watch(*schemes.experts(layer, prefix), prefix)
         else:
             refuse_other_layers(type(layer).__name__, prefix, self.extra_config)
         return original(self, layer, prefix)

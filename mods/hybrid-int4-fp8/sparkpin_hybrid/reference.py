@@ -16,13 +16,13 @@ from vllm.model_executor.layers.quantization.utils.fp8_utils import (
 from vllm.model_executor.parameter import BlockQuantScaleParameter
 
 from sparkpin_hybrid.dequantise import dequantise_blocks
+from sparkpin_hybrid.entries import BLOCK
 
 
 class ReferenceFp8Scheme(INCLinearScheme):
     """Same parameters and loaders as vLLM's ``INCFp8LinearScheme``, without its kernel."""
 
-    def __init__(self, block: tuple[int, int]) -> None:
-        self.block = block
+    def __init__(self) -> None:
         self.dense = UnquantizedLinearMethod()
 
     @classmethod
@@ -39,7 +39,7 @@ class ReferenceFp8Scheme(INCLinearScheme):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        block = list(self.block)
+        block = list(BLOCK)
         validate_fp8_block_shape(
             layer, input_size, output_size, input_size_per_partition, output_partition_sizes, block
         )
@@ -58,7 +58,7 @@ class ReferenceFp8Scheme(INCLinearScheme):
         )
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        weight = dequantise_blocks(layer.weight.data, layer.weight_scale_inv.data, self.block, layer.orig_dtype)
+        weight = dequantise_blocks(layer.weight.data, layer.weight_scale_inv.data, BLOCK, layer.orig_dtype)
         del layer.weight_scale_inv
         layer.weight = Parameter(weight, requires_grad=False)
         self.dense.process_weights_after_loading(layer)

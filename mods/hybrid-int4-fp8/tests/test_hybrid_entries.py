@@ -5,11 +5,9 @@ import torch
 from sparkpin_hybrid.dequantise import dequantise_blocks
 from sparkpin_hybrid.entries import (
     EXPERT_MATRICES,
-    Fp8Entry,
-    experts_entry,
-    fp8_entry,
+    are_fp8_experts,
+    is_fp8,
     refuse_other_layers,
-    shard_names,
 )
 
 PACKED = {
@@ -22,59 +20,42 @@ FULL = {"bits": 16, "data_type": "float"}
 SHARED = "model.layers.0.mlp.shared_expert"
 
 
-def test_fused_names_expand() -> None:
-    assert shard_names(f"{SHARED}.gate_up_proj", PACKED) == [f"{SHARED}.gate_proj", f"{SHARED}.up_proj"]
-    assert shard_names(f"{SHARED}.down_proj", PACKED) == [f"{SHARED}.down_proj"]
-    assert shard_names("gate_up_proj", PACKED) == ["gate_proj", "up_proj"]
-
-
-def test_fused_layer_takes_the_entry_of_its_parts() -> None:
-    extra = {f"{SHARED}.gate_proj": FP8, f"{SHARED}.up_proj": dict(FP8)}
-    assert fp8_entry(f"{SHARED}.gate_up_proj", extra, PACKED) == Fp8Entry((128, 128))
-
-
 @pytest.mark.parametrize("prefix", ["layers.0.mlp.down_proj", "model.layers.0.mlp.down_proj"])
 def test_leading_model_is_optional(prefix: str) -> None:
-    assert fp8_entry(prefix, {"model.layers.0.mlp.down_proj": FP8}, PACKED) is not None
+    assert is_fp8(prefix, {"model.layers.0.mlp.down_proj": FP8}, PACKED)
 
 
 @pytest.mark.parametrize("entry", [FULL, {"bits": 4}, {"bits": 8, "group_size": 128, "data_type": "int"}, {}])
 def test_other_entries_are_left_to_vllm(entry: dict[str, object]) -> None:
-    assert fp8_entry(f"{SHARED}.down_proj", {f"{SHARED}.down_proj": entry}, PACKED) is None
+    assert not is_fp8(f"{SHARED}.down_proj", {f"{SHARED}.down_proj": entry}, PACKED)
 
 
 @pytest.mark.parametrize("extra", [None, {}, {f"{SHARED}.down_proj": FP8}])
 def test_layers_without_an_entry_are_left_to_vllm(extra: dict[str, dict[str, object]] | None) -> None:
-    assert fp8_entry(f"{SHARED}.gate_up_proj", extra, PACKED) is None
-    assert fp8_entry("model.layers.0.self_attn.o_proj", extra, PACKED) is None
-
-
-@pytest.mark.parametrize("other", [FULL, None])
-def test_parts_that_differ_raise(other: dict[str, object] | None) -> None:
-    extra = {f"{SHARED}.gate_proj": FP8}
-    if other is not None:
-        extra[f"{SHARED}.up_proj"] = other
-    with pytest.raises(ValueError, match="one fused layer") as caught:
-        fp8_entry(f"{SHARED}.gate_up_proj", extra, PACKED)
-    assert f"{SHARED}.gate_proj: {FP8}" in str(caught.value)
-    assert f"{SHARED}.up_proj: {other or 'no entry'}" in str(caught.value)
+    assert not is_fp8(f"{SHARED}.gate_up_proj", extra, PACKED)
+    assert not is_fp8("model.layers.0.self_attn.o_proj", extra, PACKED)
 
 
 @pytest.mark.parametrize(
     ("fused", "parts"),
     [
+        (f"{SHARED}.gate_up_proj", ("gate_proj", "up_proj")),
         ("model.layers.3.self_attn.qkv_proj", ("q_proj", "k_proj", "v_proj")),
         ("model.layers.0.linear_attn.in_proj_qkvz", ("in_proj_qkv", "in_proj_z")),
         ("mtp.layers.0.self_attn.qkv_proj", ("q_proj", "k_proj", "v_proj")),
+        ("gate_up_proj", ("gate_proj", "up_proj")),
     ],
 )
-def test_fused_attention_needs_every_part(fused: str, parts: tuple[str, ...]) -> None:
-    names = [f"{fused.rpartition('.')[0]}.{part}" for part in parts]
-    assert fp8_entry(fused, dict.fromkeys(names, FP8), PACKED) == Fp8Entry((128, 128))
+def test_a_fused_layer_is_what_all_its_parts_are(fused: str, parts: tuple[str, ...]) -> None:
+    parent, dot, _ = fused.rpartition(".")
+    names = [parent + dot + part for part in parts]
+    whole = dict.fromkeys(names, FP8)
+    assert is_fp8(fused, whole, PACKED)
     for name in names:
-        for extra in (dict.fromkeys(names, FP8) | {name: FULL}, dict.fromkeys(set(names) - {name}, FP8)):
-            with pytest.raises(ValueError, match=f"{fused} is one fused layer"):
-                fp8_entry(fused, extra, PACKED)
+        for extra in (whole | {name: FULL}, dict.fromkeys(set(names) - {name}, FP8)):
+            with pytest.raises(ValueError, match=f"{fused} is one fused layer") as caught:
+                is_fp8(fused, extra, PACKED)
+            assert all(f"{part}: {extra.get(part, 'no entry')}" in str(caught.value) for part in names)
 
 
 EXPERTS = "mtp.layers.0.mlp.experts"
@@ -84,13 +65,13 @@ ALL_EXPERTS = {f"{EXPERTS}.{expert}.{matrix}": FP8 for expert in range(3) for ma
 @pytest.mark.parametrize("before", ["", "model."])
 def test_experts_take_the_entry_of_all_their_matrices(before: str) -> None:
     extra = {before + name: entry for name, entry in ALL_EXPERTS.items()}
-    assert experts_entry(EXPERTS, extra) == Fp8Entry((128, 128))
+    assert are_fp8_experts(EXPERTS, extra)
 
 
 @pytest.mark.parametrize("extra", [None, {}, {f"{EXPERTS}_gate": FP8}, dict.fromkeys(ALL_EXPERTS, FULL)])
 def test_experts_without_an_entry_are_left_to_vllm(extra: dict[str, dict[str, object]] | None) -> None:
-    assert experts_entry(EXPERTS, extra) is None
-    assert experts_entry("", ALL_EXPERTS) is None
+    assert not are_fp8_experts(EXPERTS, extra)
+    assert not are_fp8_experts("", ALL_EXPERTS)
 
 
 @pytest.mark.parametrize("odd", ["0.gate_proj", "1.down_proj"])
@@ -100,7 +81,7 @@ def test_experts_that_differ_raise(odd: str, other: dict[str, object] | None) ->
     if other is not None:
         extra[f"{EXPERTS}.{odd}"] = other
     with pytest.raises(ValueError, match="is one layer of experts") as caught:
-        experts_entry(EXPERTS, extra)
+        are_fp8_experts(EXPERTS, extra)
     assert f"8 of its modules have FP8 entries in quantization_config.extra_config, but {EXPERTS}.{odd} is" in str(
         caught.value
     )
@@ -109,7 +90,7 @@ def test_experts_that_differ_raise(odd: str, other: dict[str, object] | None) ->
 
 def test_an_unknown_matrix_of_an_expert_raises() -> None:
     with pytest.raises(ValueError, match=rf"but {EXPERTS}.0.gate_up_proj is"):
-        experts_entry(EXPERTS, ALL_EXPERTS | {f"{EXPERTS}.0.gate_up_proj": FP8})
+        are_fp8_experts(EXPERTS, ALL_EXPERTS | {f"{EXPERTS}.0.gate_up_proj": FP8})
 
 
 @pytest.mark.parametrize("entry", ["lm_head", "model.lm_head", "lm_head.inner"])
@@ -130,7 +111,7 @@ def test_entries_of_other_layers_are_no_reason_to_refuse() -> None:
 def test_unknown_fp8_form_raises(change: dict[str, object]) -> None:
     extra = {f"{SHARED}.down_proj": {**FP8, **change}}
     with pytest.raises(ValueError, match=r"wanted group_size \[128, 128\] and sym true"):
-        fp8_entry(f"{SHARED}.down_proj", extra, PACKED)
+        is_fp8(f"{SHARED}.down_proj", extra, PACKED)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(128, 128), (256, 384), (130, 200), (1, 1), (127, 129)])

@@ -72,6 +72,5 @@ def install() -> None:
             return False, "cpu_gemm_wna16 is missing from vLLM's library for this CPU"
         return original(c)
 
-    can_implement.__wrapped__ = original  # type: ignore[attr-defined]  # what the tests put back
     CPUWNA16LinearKernel.can_implement = classmethod(can_implement)
     register_linear_kernel(ExpandedInt4LinearKernel, PlatformEnum.CPU)
