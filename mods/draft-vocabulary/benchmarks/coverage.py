@@ -1,6 +1,6 @@
 """What share of texts' tokens a list leaves out. A tokenizer, no model.
 
-usage: python coverage.py TOKENIZER FOLDER [--first 16384 32768 65536]      shares and gains, by the folder's folders
+usage: python coverage.py TOKENIZER FOLDER [--first 16384 32768 65536]      shares, by the folder's folders
 
 TOKENIZER: a tokenizer.json (needs the distribution tokenizers), or ranks as *.tiktoken with Qwen3.5's split (needs
 tiktoken). A token that is not listed is never drafted, so each one costs at least one draft. It is no acceptance: a
@@ -21,11 +21,6 @@ QWEN_SPLIT = (
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 Encode = Callable[[str], list[int]]
-ROWS, COLUMNS = 248_320, 3_072
-"""Of the 122B's LM head."""
-DRAFTS, ACCEPTED = 2, 0.85
-STEP_BYTES = 12.06e9
-"""That a step of v2 reads at 1K with uniform routing: `invoke plan`."""
 
 
 def tokenizer(path: Path) -> Encode:
@@ -50,17 +45,6 @@ def counts(encode: Encode, folder: Path) -> dict[str, Counter[int]]:
     return found
 
 
-def gain(first: int, left_out: float) -> float:
-    """How many times v2's tokens a second a step as long as its bytes would give, if drafts of the tokens left out had
-    been accepted as often as any. left_out: their share of all tokens."""
-
-    def tokens(accepted: float) -> float:
-        return sum(accepted**drafted for drafted in range(DRAFTS + 1))
-
-    saved = DRAFTS * (ROWS - first) * COLUMNS  # a draft reads the list's rows alone, in INT8
-    return tokens(ACCEPTED * (1 - left_out)) / tokens(ACCEPTED) * STEP_BYTES / (STEP_BYTES - saved)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tokenizer", type=Path)
@@ -71,17 +55,9 @@ def main() -> None:
     found["all"] = sum(found.values(), Counter())
     print("| texts | tokens | " + " | ".join(f"not in the first {first:,}" for first in arguments.first) + " |")
     print("|" + "---|" * (2 + len(arguments.first)))
-    gains = [
-        "| | " + " | ".join(f"{first:,}" for first in arguments.first) + " |",
-        "|" + "---|" * (1 + len(arguments.first)),
-    ]
     for name, ids in found.items():
-        outside = {
-            first: sum(n for token, n in ids.items() if token >= first) / ids.total() for first in arguments.first
-        }
-        print(f"| {name} | {ids.total():,} | {' | '.join(f'{share:.1%}' for share in outside.values())} |")
-        gains.append(f"| {name} | {' | '.join(f'{gain(first, share):.2f}' for first, share in outside.items())} |")
-    print("\n" + "\n".join(gains))
+        outside = [sum(n for token, n in ids.items() if token >= first) / ids.total() for first in arguments.first]
+        print(f"| {name} | {ids.total():,} | {' | '.join(f'{share:.1%}' for share in outside)} |")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -65,19 +63,3 @@ def test_tokens_that_end_an_answer(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": 4}, "eos_token_id": None}))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [4, 6]}))
     assert ends(tmp_path) == {4, 6}
-
-
-def test_the_readme_s_gains_are_those_of_its_shares() -> None:
-    """By path: another mod's benchmarks may have such a name, too."""
-    mod = Path(__file__).parents[1]
-    spec = importlib.util.spec_from_file_location("draft_vocabulary_coverage", mod / "benchmarks/coverage.py")
-    assert spec and spec.loader
-    coverage = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(coverage)
-    rows = re.findall(r"^\| ([\w ]+) \| (.*) \|$", (mod / "README.md").read_text(encoding="utf-8"), re.M)
-    shares = {name: re.findall(r"([\d.]+) %", cells) for name, cells in rows if "%" in cells}
-    gains = {name: cells.split(" | ") for name, cells in rows if name in shares and "%" not in cells}
-    assert list(gains) == ["English", "code", "JSON and tool calls", "Turkish"]
-    for name, told in gains.items():
-        lists = zip((16_384, 32_768, 65_536), shares[name], strict=True)
-        assert [f"{coverage.gain(first, float(share) / 100):.2f}" for first, share in lists] == told

@@ -1,4 +1,4 @@
-"""The INT8 head beside cuBLAS BF16, in one run on one GPU.
+"""The INT8 head and its rows in 4 bits beside cuBLAS BF16, in one run on one GPU.
 
     python mods/int8-lm-head/benchmarks/head.py --out head.json
 
@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 import triton
-from sparkpin_int8_lm_head.cuda import int8_linear, rehearse
+from sparkpin_int8_lm_head import int4
+from sparkpin_int8_lm_head.cuda import int4_linear, int8_linear, rehearse, rehearse_int4
 from sparkpin_int8_lm_head.layout import lay_out
-from sparkpin_int8_lm_head.quantise import quantise_head
+from sparkpin_int8_lm_head.quantise import quantise_head, slices
 from sparkpin_int8_lm_head.tuned import tuned_for
 from timing import microseconds, read_bandwidth
 
@@ -64,7 +65,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     out_file = parser.parse_args().out
     major, minor = torch.cuda.get_device_capability()
-    tuned = tuned_for(10 * major + minor)
+    tuned, tuned_int4 = (tuned_for(10 * major + minor, bits) for bits in (8, 4))
     torch.manual_seed(0)
     weight = torch.randn(V, K, device="cuda").mul_(0.02)
     weight[:, torch.randperm(K)[:8]] *= 5
@@ -79,13 +80,13 @@ def main() -> None:
     rehearse(made.q, made.row_scale, made.column_scale, None, torch.bfloat16, tuned)
     torch.cuda.synchronize()
     rehearsed = time.perf_counter() - start
-
-    def copy() -> torch.Tensor:
-        other = lay_out(V, K, weight.device)
-        other.copy_(made.q)
-        return other
-
-    heads = [made.q, *(copy() for _ in range(COPIES - 1))]
+    packed, row_scale = int4.memory(V, K, weight.device), torch.empty(V, device="cuda")
+    for part in slices(V):
+        numbers, row_scale[part] = int4.quantise(made.q[part], made.row_scale[part])
+        packed[part] = int4.pack(numbers)
+    rehearse_int4(packed, row_scale, made.column_scale, torch.bfloat16, tuned_int4)
+    heads = [made.q, *(lay_out(V, K, weight.device).copy_(made.q) for _ in range(COPIES - 1))]
+    in_4_bits = [packed, *(int4.memory(V, K, weight.device).copy_(packed) for _ in range(COPIES - 1))]
     dense = [weight, *(weight.clone() for _ in range(COPIES - 1))]
     bandwidth = read_bandwidth([head.view(-1).view(torch.int32) for head in heads])
     inputs = {tokens: torch.randn(tokens, K, device="cuda").bfloat16() for tokens in TOKENS}
@@ -98,6 +99,7 @@ def main() -> None:
         contenders = {
             "int8": [partial(int8_linear, x, q, *arguments, wide) for q in heads],
             "int8_bf16_logits": [partial(int8_linear, x, q, *arguments, narrow) for q in heads],
+            "int4": [partial(int4_linear, x, q, row_scale, made.column_scale, tuned_int4, wide) for q in in_4_bits],
             "cublas": [partial(torch.mm, x, w.T, out=narrow) for w in dense],
             "cublas_float32": [partial(multiply, x, w, narrow, wide) for w in dense],
             "int8_copied": [partial(int8_and_copy, wide, other, x, q, *arguments) for q in heads],

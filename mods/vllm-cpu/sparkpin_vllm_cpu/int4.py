@@ -1,4 +1,4 @@
-"""The INT4 code of vLLM's MoeWNA16 layout, in plain torch."""
+"""The INT4 code of vLLM's MoeWNA16 layout, which is GPTQ's with rows of outputs, in plain torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def dequantise_int4(packed: torch.Tensor, scales: torch.Tensor, dtype: torch.dty
     groups = scales.shape[2]
     if packed.dtype != torch.uint8 or scales.shape[:2] != packed.shape[:2] or columns % groups:
         raise ValueError(
-            f"INT4 experts: packed {tuple(packed.shape)} {packed.dtype}, scales {tuple(scales.shape)}; "
+            f"INT4: packed {tuple(packed.shape)} {packed.dtype}, scales {tuple(scales.shape)}; "
             "wanted uint8 [E, N, K/2] and [E, N, G] with K divisible by G"
         )
     out = torch.empty(experts, rows, columns, dtype=dtype, device=packed.device)
@@ -32,27 +32,3 @@ def dequantise_int4(packed: torch.Tensor, scales: torch.Tensor, dtype: torch.dty
         codes = torch.stack((packed[e] & 0xF, packed[e] >> 4), dim=-1).view(rows, groups, columns // groups)
         out[e] = ((codes.float() - ZERO_POINT) * scales[e].float().unsqueeze(-1)).view(rows, columns).to(dtype)
     return out
-
-
-def dequantise_int4_words(words: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Expand a linear layer's symmetric INT4 weights in GPTQ's layout.
-
-    Args:
-        words: ``[K / 8, N]`` int32, eight consecutive input channels in a word, the first in its lowest four bits;
-            code = value + 8.
-        scales: ``[G, N]``, one scale for each ``K / G`` consecutive input channels.
-        dtype: type of the result.
-
-    Returns:
-        ``[K, N]``: ``(code - 8) * scale``, computed in float32 and rounded once to `dtype`.
-    """
-    rows, columns = 8 * words.shape[0], words.shape[1]
-    groups = scales.shape[0]
-    if words.dtype != torch.int32 or scales.shape[1] != columns or rows % groups:
-        raise ValueError(
-            f"INT4 layer: packed {tuple(words.shape)} {words.dtype}, scales {tuple(scales.shape)}; "
-            "wanted int32 [K/8, N] and [G, N] with K divisible by G"
-        )
-    shifts = torch.arange(0, 32, 4, dtype=torch.int32).view(1, 8, 1)
-    codes = ((words.unsqueeze(1) >> shifts) & 0xF).reshape(groups, rows // groups, columns)
-    return ((codes - ZERO_POINT).float() * scales.float().unsqueeze(1)).reshape(rows, columns).to(dtype)

@@ -18,7 +18,7 @@ from vllm.model_executor.kernels.linear.mixed_precision.MPLinearKernel import MP
 from vllm.platforms import PlatformEnum
 from vllm.scalar_type import scalar_types
 
-from sparkpin_vllm_cpu.int4 import dequantise_int4_words
+from sparkpin_vllm_cpu.int4 import dequantise_int4
 
 
 def has_int4_product() -> bool:
@@ -51,7 +51,8 @@ class ExpandedInt4LinearKernel(MPLinearKernel):
                 f"INT4 layer: input along dimension {words.input_dim}, packed along {words.packed_dim}; "
                 "wanted 0 and 0, GPTQ's layout"
             )
-        weight = dequantise_int4_words(words.data, scales.data, self.config.act_type).t().float()
+        packed = words.data.t().contiguous().view(torch.uint8)  # [N, K / 2]: eight input channels were in a word
+        weight = dequantise_int4(packed[None], scales.data.t()[None], self.config.act_type)[0].float()
         delattr(layer, self.w_s_name)
         # In place of the words: what else looks at the layer finds a weight there.
         setattr(layer, self.w_q_name, torch.nn.Parameter(weight.contiguous(), requires_grad=False))

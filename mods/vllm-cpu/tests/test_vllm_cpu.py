@@ -91,5 +91,5 @@ def test_int4_is_exact(experts: int, rows: int, groups: int, group: int) -> None
 
 
 def test_int4_shapes_are_checked() -> None:
-    with pytest.raises(ValueError, match="INT4 experts: packed"):
+    with pytest.raises(ValueError, match="INT4: packed"):
         dequantise_int4(torch.zeros(2, 4, 8, dtype=torch.uint8), torch.ones(2, 5, 1), torch.float32)

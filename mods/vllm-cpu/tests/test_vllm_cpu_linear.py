@@ -6,7 +6,6 @@ import pytest
 import sparkpin_vllm_cpu
 import torch
 from sparkpin_vllm_cpu import linear
-from sparkpin_vllm_cpu.int4 import dequantise_int4_words
 from vllm.model_executor.kernels import linear as kernels
 from vllm.model_executor.kernels.linear.mixed_precision.cpu import CPUWNA16LinearKernel
 from vllm.model_executor.layers.linear import ReplicatedLinear
@@ -42,19 +41,6 @@ def layer_of(words: torch.Tensor, scales: torch.Tensor) -> ReplicatedLinear:
         parameter.weight_loader(parameter, tensor)
     layer.quant_method.process_weights_after_loading(layer)
     return layer
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_words_are_expanded_exactly(dtype: torch.dtype) -> None:
-    words, scales, weight = gptq()
-    exact = dequantise_int4_words(words, scales, dtype).t()
-    assert torch.equal(exact.to(torch.bfloat16), weight)
-    assert exact.dtype == dtype
-
-
-def test_shapes_are_checked() -> None:
-    with pytest.raises(ValueError, match="INT4 layer: packed"):
-        dequantise_int4_words(torch.zeros(4, 8, dtype=torch.int32), torch.ones(3, 8), torch.float32)
 
 
 def test_a_cpu_without_the_operator_gets_the_expanded_layer(installed: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,14 +55,6 @@ def test_vllm_still_needs_apply_top_k_only() -> None:
         topk_topp_sampler.apply_top_k_only(torch.empty(0, 8), torch.empty(0, dtype=torch.int32))
 
 
-@pytest.mark.parametrize(
-    "values", [TEMPERATURE, TOP_K, TOP_P, TOP_K.long()], ids=["temperature", "top_k", "top_p", "int64"]
-)
-def test_each_draft_gets_its_request_s_value(installed: None, values: torch.Tensor) -> None:
-    a, _, c, d = values.tolist()
-    assert expand(values) == [a, a, c, d, d]
-
-
 def test_greedy_requests_get_the_replacement(installed: None) -> None:
     greedy = torch.tensor([0.7, 1.0, 0.0, 0.5])
     assert expand(greedy, replace_from=0, replace_to=1) == pytest.approx([0.7, 0.7, 1.0, 0.5, 0.5])
