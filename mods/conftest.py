@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sparkpin_modkit import plugin
 from sparkpin_modkit.ahead import AbsentGpu
-from sparkpin_modkit.testing import single_process_vllm
+from sparkpin_modkit.testing import parse_reports, single_process_vllm
 
 
 @pytest.fixture(scope="module")
@@ -38,3 +38,10 @@ def unregistered(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
         if name.startswith("SPARKPIN_MOD_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def reported(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[[], list[dict[str, Any]]]:
+    """Reads what the mods have reported since it was read last."""
+    monkeypatch.setattr("sparkpin_modkit.reports._vllm_logger", lambda: None)
+    return lambda: parse_reports(capfd.readouterr().err)

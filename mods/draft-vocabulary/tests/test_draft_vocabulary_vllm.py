@@ -17,7 +17,6 @@ from sparkpin_draft_vocabulary import hook
 from sparkpin_draft_vocabulary.head import ROWS_MULTIPLE
 from sparkpin_int8_lm_head import int4, naive
 from sparkpin_modkit import ModError, SignatureChanged, UnsupportedPlatform
-from sparkpin_modkit.testing import parse_reports
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
@@ -93,8 +92,7 @@ def hidden(count: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "packed", "int8"])
-def test_the_best_of_the_listed_tokens(kind, pristine, world, config, monkeypatch, capfd) -> None:
-    monkeypatch.setattr("sparkpin_modkit.reports._vllm_logger", lambda: None)
+def test_the_best_of_the_listed_tokens(kind, pristine, world, config, reported) -> None:
     head, _ = loaded(kind)
     drafter, x = Drafter(head), hidden(64)
     logits = drafter.logits_processor(head, x)
@@ -108,7 +106,7 @@ def test_the_best_of_the_listed_tokens(kind, pristine, world, config, monkeypatc
     assert not torch.equal(got, logits.argmax(1))  # the best of all tokens is often another
     assert torch.equal(drafter.logits_processor(head, x), logits)  # the target's head stays whole
 
-    line = parse_reports(capfd.readouterr().err)[-1]
+    line = reported()[-1]
     assert {key: line[key] for key in ("mod", "event", "list", "tokens", "of", "special")} == {
         "mod": "draft-vocabulary", "event": "active", "list": "first 40", "tokens": 42, "of": VOCABULARY, "special": 2,
     }  # fmt: skip
@@ -121,8 +119,7 @@ def test_the_best_of_the_listed_tokens(kind, pristine, world, config, monkeypatc
 
 
 @pytest.mark.parametrize(("listed", "tokens"), [(None, VOCABULARY), ({"first": 40}, 42)], ids=["all", "list"])
-def test_the_best_of_rows_in_4_bits(listed, tokens, pristine, world, config, monkeypatch, capfd) -> None:
-    monkeypatch.setattr("sparkpin_modkit.reports._vllm_logger", lambda: None)
+def test_the_best_of_rows_in_4_bits(listed, tokens, pristine, world, config, reported) -> None:
     head, _ = loaded("int8")
     drafter, x = Drafter(head), hidden(64)
     logits = drafter.logits_processor(head, x)
@@ -139,7 +136,7 @@ def test_the_best_of_rows_in_4_bits(listed, tokens, pristine, world, config, mon
     same = float((got == chosen[logits[:, chosen].argmax(1)]).float().mean())
     assert 0.5 < same < 1  # of random rows, whose logits lie close to each other
     assert torch.equal(drafter.logits_processor(head, x), logits)
-    line = parse_reports(capfd.readouterr().err)[-1]
+    line = reported()[-1]
     assert (line["tokens"], line["of"], line["rows"]) == (tokens, VOCABULARY, "Int8LMHeadMethod, 4 bits")
 
 
@@ -192,8 +189,7 @@ def test_what_is_refused(what, said, pristine, world, config) -> None:
     assert drafter.lm_head is head
 
 
-def test_a_drafter_is_changed_when_vllm_has_loaded_it(pristine, world, config, monkeypatch, capfd) -> None:
-    monkeypatch.setattr("sparkpin_modkit.reports._vllm_logger", lambda: None)
+def test_a_drafter_is_changed_when_vllm_has_loaded_it(pristine, world, config, monkeypatch, reported) -> None:
     monkeypatch.setattr(SpecDecodeBaseProposer, "load_model", load_model)
     sparkpin_draft_vocabulary.register()
     target = torch.nn.Module()
@@ -204,7 +200,7 @@ def test_a_drafter_is_changed_when_vllm_has_loaded_it(pristine, world, config, m
     config.additional_config = {}
     with pytest.raises(ModError):
         SpecDecodeBaseProposer.load_model(proposer, target)
-    assert [line["event"] for line in parse_reports(capfd.readouterr().err)] == ["active", "failed"]
+    assert [line["event"] for line in reported()] == ["active", "failed"]
 
 
 def load_model(self: Any, target_model: Any) -> None:

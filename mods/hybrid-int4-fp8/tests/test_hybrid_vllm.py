@@ -11,7 +11,6 @@ from inc_config import config_of
 from sparkpin_hybrid import hook
 from sparkpin_hybrid.count import LayerCount
 from sparkpin_modkit import SignatureChanged
-from sparkpin_modkit.testing import parse_reports
 from vllm.model_executor.layers.fused_moe import RoutedExperts, UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.fused_moe.layer import FusedMoEFactory
 from vllm.model_executor.layers.linear import (
@@ -87,8 +86,7 @@ def test_changed_signature_stops(pristine, monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(caught.value.__cause__, SignatureChanged)
 
 
-def test_active_is_reported_once_all_layers_have_weights(installed, monkeypatch, capfd) -> None:
-    monkeypatch.setattr("sparkpin_modkit.reports._vllm_logger", lambda: None)
+def test_active_is_reported_once_all_layers_have_weights(installed, reported) -> None:
     quant = config(down_proj=FP8)
     layers = [
         RowParallelLinear(
@@ -100,9 +98,9 @@ def test_active_is_reported_once_all_layers_have_weights(installed, monkeypatch,
         weight, scale, _ = fp8_tensors(128, 128, seed=i)
         layer.weight.weight_loader(layer.weight, weight)
         layer.weight_scale_inv.weight_loader(layer.weight_scale_inv, scale)
-        assert parse_reports(capfd.readouterr().err) == []
+        assert reported() == []
         layer.quant_method.process_weights_after_loading(layer)
-    [line] = parse_reports(capfd.readouterr().err)
+    [line] = reported()
     assert (line["event"], line["fp8_layers"]) == ("active", 2)
 
 
@@ -124,8 +122,7 @@ PROCESSED: list[object] = []
 
 
 @pytest.mark.parametrize("comes", [None, 0, 1], ids=["no scale", "gate's only", "up's only"])
-def test_a_scale_that_never_came_stops_each_path(path: str, comes: int | None, monkeypatch, capfd) -> None:
-    monkeypatch.setattr("sparkpin_modkit.reports._vllm_logger", lambda: None)
+def test_a_scale_that_never_came_stops_each_path(path: str, comes: int | None, reported) -> None:
     layer = MergedColumnParallelLinear(
         128,
         [128, 128],
@@ -142,7 +139,7 @@ def test_a_scale_that_never_came_stops_each_path(path: str, comes: int | None, m
         ValueError, match=rf"{SHARED}.gate_up_proj.weight_scale_inv: .* unset or NaN, {1 + (comes is None)} of"
     ):
         layer.quant_method.process_weights_after_loading(layer)
-    [line] = parse_reports(capfd.readouterr().err)
+    [line] = reported()
     assert line["event"] == "failed" and "model.safetensors.index.json" in line["error"]
     assert PROCESSED == [] and hook.COUNT.loaded == 0
     _, scale, _ = fp8_tensors(128, 128, seed=1)

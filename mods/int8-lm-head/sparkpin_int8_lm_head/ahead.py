@@ -79,13 +79,9 @@ def compile_head(tuned: Tuned, dtype: Any, has_bias: bool, logits: Any = tl.floa
         2,
         256,
         256,
-        BLOCK_B=tuned.block_b,
-        BLOCK_V=tuned.block_v,
-        BLOCK_K=tuned.block_k,
         HAS_BIAS=has_bias,
-        num_warps=tuned.warps,
-        num_stages=tuned.stages,
         grid=(1,),
+        **tuned.options,
     )
 
 
@@ -100,11 +96,7 @@ def compile_int4(tuned: Tuned) -> Any:
         2,
         256,
         256,
-        BLOCK_B=tuned.block_b,
-        BLOCK_V=tuned.block_v,
-        BLOCK_K=tuned.block_k,
         IN_WORDS=True,
-        num_warps=tuned.warps,
-        num_stages=tuned.stages,
         grid=(1,),
+        **tuned.options,
     )

@@ -209,23 +209,9 @@ def launch_head(
     """Run `int8_head` on what `launch_digits` wrote and on ``q`` from `layout.lay_out`, into ``out`` ``[B, V]``."""
     tokens, rows = out.shape
     grid = (triton.cdiv(rows, tuned.block_v) * triton.cdiv(tokens, tuned.block_b),)
-    int8_head[grid](
-        out,
-        digits,
-        scale,
-        q,
-        row_scale,
-        bias,
-        tokens,
-        rows,
-        digits.shape[2],
-        BLOCK_B=tuned.block_b,
-        BLOCK_V=tuned.block_v,
-        BLOCK_K=tuned.block_k,
-        HAS_BIAS=bias is not None,
-        num_warps=tuned.warps,
-        num_stages=tuned.stages,
-    )
+    width = digits.shape[2]
+    has_bias = bias is not None
+    int8_head[grid](out, digits, scale, q, row_scale, bias, tokens, rows, width, HAS_BIAS=has_bias, **tuned.options)
 
 
 def launch_int4(
@@ -239,19 +225,5 @@ def launch_int4(
     """Run `int4_head` on what `launch_digits` wrote and on `packed` rows in `int4.memory`, into ``out`` ``[B, V]``."""
     tokens, rows = out.shape
     grid = (triton.cdiv(rows, tuned.block_v) * triton.cdiv(tokens, tuned.block_b),)
-    int4_head[grid](
-        out,
-        digits,
-        scale,
-        packed,
-        row_scale,
-        tokens,
-        rows,
-        packed.stride(0),
-        BLOCK_B=tuned.block_b,
-        BLOCK_V=tuned.block_v,
-        BLOCK_K=tuned.block_k,
-        IN_WORDS=not triton.knobs.runtime.interpret,
-        num_warps=tuned.warps,
-        num_stages=tuned.stages,
-    )
+    width, in_words = packed.stride(0), not triton.knobs.runtime.interpret
+    int4_head[grid](out, digits, scale, packed, row_scale, tokens, rows, width, IN_WORDS=in_words, **tuned.options)

@@ -26,6 +26,12 @@ class Tuned:
     stages: int
     bits: int = 8
 
+    @property
+    def options(self) -> dict[str, int]:
+        """What a kernel is compiled with."""
+        sizes = {"BLOCK_B": self.block_b, "BLOCK_V": self.block_v, "BLOCK_K": self.block_k}
+        return {**sizes, "num_warps": self.warps, "num_stages": self.stages}
+
 
 def tuned_for(architecture: int, bits: int = 8) -> Mapping[int, Tuned]:
     """Tokens -> what to use for up to that many, ascending.

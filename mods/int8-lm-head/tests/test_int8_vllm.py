@@ -12,7 +12,6 @@ import torch
 from sparkpin_int8_lm_head import method, naive
 from sparkpin_int8_lm_head.method import Int8LMHeadMethod
 from sparkpin_modkit import ModError, SignatureChanged, UnsupportedPlatform
-from sparkpin_modkit.testing import parse_reports
 from vllm.config import SpeculativeConfig
 from vllm.config.lora import LoRAConfig
 from vllm.model_executor.layers import vocab_parallel_embedding
@@ -84,15 +83,14 @@ def test_on_wraps_once(installed) -> None:
 
 
 @pytest.mark.parametrize("inner", [UnquantizedEmbeddingMethod, UnquantizedLinearMethod])
-def test_head_loads_converts_and_computes(installed, inner, monkeypatch, capfd) -> None:
-    monkeypatch.setattr("sparkpin_modkit.reports._vllm_logger", lambda: None)
+def test_head_loads_converts_and_computes(installed, inner, reported) -> None:
     head = new_head(quant_config=HeadConfig(inner()))
     weight = fill(head, 500, 100)
     head.quant_method.process_weights_after_loading(head)
     assert head.weight.numel() == 1 and "weight" not in dict(head.named_parameters())
     assert "weight_int8" not in head.state_dict()
 
-    [line] = parse_reports(capfd.readouterr().err)
+    [line] = reported()
     assert {key: line[key] for key in ("mod", "event", "V", "K", "outlier_columns")} == {
         "mod": "int8-lm-head",
         "event": "active",
@@ -156,9 +154,8 @@ def test_each_rank_of_a_tensor_parallel_server_quantises_its_rows(installed, mon
         assert float((got[:, : len(weight)].float() - wanted).norm() / wanted.norm()) < 0.01
 
 
-def test_a_pooling_model_that_borrows_a_head_finds_it_in_16_bits(installed, monkeypatch, capfd) -> None:
+def test_a_pooling_model_that_borrows_a_head_finds_it_in_16_bits(installed, reported) -> None:
     """vLLM's adapters make a classifier of rows of a head that they load and then delete; others have no head."""
-    monkeypatch.setattr("sparkpin_modkit.reports._vllm_logger", lambda: None)
     model = torch.nn.Module()
     model.lm_head = new_head()
     weight = fill(model.lm_head, 500, 100)
@@ -167,7 +164,7 @@ def test_a_pooling_model_that_borrows_a_head_finds_it_in_16_bits(installed, monk
     for module in model.modules():
         if isinstance(quant_method := getattr(module, "quant_method", None), Int8LMHeadMethod):
             quant_method.process_weights_after_loading(module)
-    assert parse_reports(capfd.readouterr().err) == [] and not list(method._heads)
+    assert reported() == [] and not list(method._heads)
 
 
 class Embedder(torch.nn.Module):
@@ -183,8 +180,7 @@ class Embedder(torch.nn.Module):
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-def test_a_pooling_model_keeps_no_head(installed, tied, monkeypatch, capfd) -> None:
-    monkeypatch.setattr("sparkpin_modkit.reports._vllm_logger", lambda: None)
+def test_a_pooling_model_keeps_no_head(installed, tied, reported) -> None:
     model = Embedder(tied)
     weight = fill(model.embed_tokens, 500, 100)
     assert isinstance(model.lm_head, StageMissingLayer) and type(model.lm_head.quant_method) is Int8LMHeadMethod
@@ -192,7 +188,7 @@ def test_a_pooling_model_keeps_no_head(installed, tied, monkeypatch, capfd) -> N
         if isinstance(quant_method := getattr(module, "quant_method", None), QuantizeMethodBase):
             quant_method.process_weights_after_loading(module)
     assert torch.equal(model.embed_tokens(torch.tensor([7])), weight[7:8])
-    assert parse_reports(capfd.readouterr().err) == [] and not list(method._heads)
+    assert reported() == [] and not list(method._heads)
 
 
 @pytest.mark.parametrize(("way", "float32"), [(None, True), ("greedy", True), ("probabilistic", False)])
@@ -217,15 +213,14 @@ def test_some_rows_are_a_head_of_their_own(installed) -> None:
     assert rows.weight_int8.data_ptr() != head.weight_int8.data_ptr() and rows.state_dict() == {}
 
 
-def test_equal_heads_share_their_memory(installed, monkeypatch, capfd) -> None:
+def test_equal_heads_share_their_memory(installed, reported) -> None:
     """A drafter with a copy of its target's head, as an MTP layer has one."""
-    monkeypatch.setattr("sparkpin_modkit.reports._vllm_logger", lambda: None)
     first, second = new_head(), new_head()
     for head in (first, second):
         fill(head, 500, 100)
         head.quant_method.process_weights_after_loading(head)
     assert second.weight_int8.data_ptr() == first.weight_int8.data_ptr()
-    assert ["shared" in line for line in parse_reports(capfd.readouterr().err)] == [False, True]
+    assert ["shared" in line for line in reported()] == [False, True]
     x = torch.ones(1, 100, dtype=torch.bfloat16)
     wanted = first.quant_method.apply(first, x)
     del first
@@ -242,22 +237,20 @@ def test_a_head_that_is_gone_is_not_shared(installed) -> None:
     assert len(method._heads) == 0
 
 
-def test_bad_weights_are_reported_as_failure(installed, monkeypatch, capfd) -> None:
-    monkeypatch.setattr("sparkpin_modkit.reports._vllm_logger", lambda: None)
+def test_bad_weights_are_reported_as_failure(installed, reported) -> None:
     head = new_head()
     head.weight.data.fill_(float("nan"))
     with pytest.raises(ValueError, match="NaN or infinity"):
         head.quant_method.process_weights_after_loading(head)
-    assert [line["event"] for line in parse_reports(capfd.readouterr().err)] == ["failed"]
+    assert [line["event"] for line in reported()] == ["failed"]
 
 
-def test_tied_head_gets_codes_and_the_embedding_keeps_its_weight(installed, monkeypatch, capfd) -> None:
-    monkeypatch.setattr("sparkpin_modkit.reports._vllm_logger", lambda: None)
+def test_tied_head_gets_codes_and_the_embedding_keeps_its_weight(installed, reported) -> None:
     embedding = VocabParallelEmbedding(500, 100, params_dtype=torch.bfloat16)
     head = new_head().tie_weights(embedding)
     weight = fill(embedding, 500, 100)  # loaded after it was tied
     head.quant_method.process_weights_after_loading(head)
-    [line] = parse_reports(capfd.readouterr().err)
+    [line] = reported()
     assert line["tied"] is True
     assert torch.equal(embedding(torch.tensor([7])), weight[7:8])
     x = torch.randn(2, 100, generator=torch.Generator().manual_seed(4)).to(torch.bfloat16)
@@ -266,14 +259,13 @@ def test_tied_head_gets_codes_and_the_embedding_keeps_its_weight(installed, monk
     assert float((got - wanted).norm() / wanted.norm()) < 0.01
 
 
-def test_a_head_that_the_checkpoint_has_quantised_is_left_to_vllm(installed, monkeypatch, capfd) -> None:
+def test_a_head_that_the_checkpoint_has_quantised_is_left_to_vllm(installed, reported) -> None:
     class Quantised(UnquantizedLinearMethod):
         """Of another type, as that of a checkpoint's format."""
 
-    monkeypatch.setattr("sparkpin_modkit.reports._vllm_logger", lambda: None)
     inner = Quantised()
     assert new_head(quant_config=HeadConfig(inner)).quant_method is inner
-    [line] = parse_reports(capfd.readouterr().err)
+    [line] = reported()
     assert (line["event"], line["head"]) == ("off", "Quantised")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import sparkpin_vllm_cpu
 import torch
-from sparkpin_modkit.testing import parse_reports
 from sparkpin_vllm_cpu import experts as experts_module
 from sparkpin_vllm_cpu.experts import ReferenceInt4Experts
 from vllm.model_executor.layers.fused_moe import RoutedExperts
@@ -39,8 +38,7 @@ def routed(module: torch.nn.Module) -> RoutedExperts:
     return next(m for m in module.modules() if isinstance(m, RoutedExperts))
 
 
-def test_experts_load_and_expand(installed, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
-    monkeypatch.setattr("sparkpin_modkit.reports._vllm_logger", lambda: None)
+def test_experts_load_and_expand(installed, monkeypatch: pytest.MonkeyPatch, reported) -> None:
     quant = INCConfig.from_config({"bits": 4, "group_size": GROUP, "sym": True, "data_type": "int"})
     layer = routed(
         FusedMoEFactory(
@@ -77,5 +75,5 @@ def test_experts_load_and_expand(installed, monkeypatch: pytest.MonkeyPatch, cap
     assert torch.equal(seen["w13"], torch.cat((torch.stack(wanted["w1"]), torch.stack(wanted["w3"])), dim=1))
     assert torch.equal(seen["w2"], torch.stack(wanted["w2"]))
     assert not [name for name, _ in layer.named_parameters() if "qweight" in name or "scales" in name]
-    [line] = parse_reports(capfd.readouterr().err)
+    [line] = reported()
     assert (line["event"], line["int4_expert_layers"]) == ("active", 1)
