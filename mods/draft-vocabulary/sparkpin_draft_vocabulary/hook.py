@@ -14,7 +14,7 @@ from typing import Any
 from sparkpin_modkit import ModError, UnsupportedPlatform, check_vllm, report, reporting_failure
 
 from sparkpin_draft_vocabulary import MOD, VERSION, states
-from sparkpin_draft_vocabulary.touches import ON_CUDA, STATES, TOUCHES
+from sparkpin_draft_vocabulary.touches import ON_CUDA, STATES_IN, TOUCHES
 
 MIB = 2**20
 ARGMAX = "--speculative-config '{\"use_local_argmax_reduction\": true, ...}'"
@@ -32,7 +32,7 @@ def install() -> None:
             "set SPARKPIN_MOD_DRAFT_VOCABULARY=0"
         )
     if current_platform.is_cuda():
-        if STATES.keys() <= ON_CUDA[check_vllm(ON_CUDA)].keys():
+        if check_vllm(ON_CUDA) in STATES_IN:
             states.install()
         from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 

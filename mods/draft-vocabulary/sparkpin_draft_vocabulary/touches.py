@@ -58,5 +58,6 @@ STATES: Touches = {  # states.py, for 0.33
 }
 
 TOUCHES: dict[str, Touches] = {"0.32.0": _TOUCHED, "0.33.0": _TOUCHED}
+STATES_IN = ("0.33.0",)  # those in which states.py has two kernels to choose from
 ON_CUDA: dict[str, Touches] = {"0.32.0": _ON_CUDA, "0.33.0": {**_ON_CUDA, **STATES}}
 """The model runner that is the usual one on GPUs; the other one there is the CPU's, too."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from sparkpin_draft_vocabulary import states
-from sparkpin_draft_vocabulary.touches import GDN, PORT
+from sparkpin_draft_vocabulary.touches import GDN, ON_CUDA, PORT, STATES, STATES_IN
 
 
 def test_float16_goes_to_triton_and_all_others_where_they_went() -> None:
@@ -40,3 +40,8 @@ def test_the_layers_find_the_choice_where_they_look(monkeypatch: pytest.MonkeyPa
     for kind in ("auto", "float16"):
         states.check(SimpleNamespace(cache_config=SimpleNamespace(mamba_ssm_cache_dtype=kind)))
     assert compared == [{"states": "float16"}]
+
+
+def test_a_release_without_the_two_kernels_declares_neither() -> None:
+    for release, touches in ON_CUDA.items():
+        assert (STATES.keys() <= touches.keys()) == (release in STATES_IN)

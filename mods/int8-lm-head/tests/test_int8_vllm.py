@@ -14,7 +14,6 @@ from sparkpin_int8_lm_head.method import Int8LMHeadMethod
 from sparkpin_modkit import ModError, SignatureChanged, UnsupportedPlatform
 from vllm.config import SpeculativeConfig
 from vllm.config.lora import LoRAConfig
-from vllm.model_executor.layers import vocab_parallel_embedding
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
@@ -138,20 +137,6 @@ def test_the_16_bit_weight_is_gone_when_loading_ends(installed) -> None:
     head.quant_method.process_weights_after_loading(head)
     gc.collect()
     assert parameter() is None and memory() is None
-
-
-def test_each_rank_of_a_tensor_parallel_server_quantises_its_rows(installed, monkeypatch) -> None:
-    monkeypatch.setattr(vocab_parallel_embedding, "get_tensor_model_parallel_world_size", lambda: 2)
-    x = torch.randn(3, 100, generator=torch.Generator().manual_seed(4)).to(torch.bfloat16)
-    for rank, rows in ((0, slice(0, 256)), (1, slice(256, 500))):
-        monkeypatch.setattr(vocab_parallel_embedding, "get_tensor_model_parallel_rank", lambda rank=rank: rank)
-        head = new_head()
-        weight = fill(head, 500, 100)[rows]
-        head.quant_method.process_weights_after_loading(head)
-        got = head.quant_method.apply(head, x)
-        assert got.shape == (3, 256) and bool((got[:, len(weight) :] == 0).all())
-        wanted = x.float() @ weight.float().T
-        assert float((got[:, : len(weight)].float() - wanted).norm() / wanted.norm()) < 0.01
 
 
 def test_a_pooling_model_that_borrows_a_head_finds_it_in_16_bits(installed, reported) -> None:

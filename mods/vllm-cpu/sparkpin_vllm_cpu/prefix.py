@@ -27,7 +27,5 @@ def batch_memcpy(src_ptrs: torch.Tensor, dst_ptrs: torch.Tensor, sizes: torch.Te
     Args:
         src_ptrs, dst_ptrs, sizes: ``[copies]``, integers, on the CPU.
     """
-    if not len(src_ptrs) == len(dst_ptrs) == len(sizes):
-        raise ValueError(f"batch_memcpy: {len(src_ptrs)} sources, {len(dst_ptrs)} targets, {len(sizes)} sizes")
     for source, target, size in zip(src_ptrs.tolist(), dst_ptrs.tolist(), sizes.tolist(), strict=True):
         ctypes.memmove(target, source, size)

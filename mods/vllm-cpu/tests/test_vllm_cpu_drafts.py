@@ -92,9 +92,3 @@ def test_vllm_still_needs_full_drafts() -> None:
         outputs([((3, 3), (3, 3)), ((1, 1), (3, 3))], garbage=3)
     steps = [((3, 1), (3, 1)), ((2, 2), (3, 3)), ((3, 3), (3, 3))]  # silently wrong: a rejected draft's input is read
     assert not torch.equal(outputs(steps, garbage=3)[-1], outputs(full(steps), garbage=3)[-1])
-
-
-def test_rows_are_filled_with_a_request_s_last_token() -> None:
-    rows, real = drafts.filled(torch.tensor([0, 3, 4, 6]), 3)
-    assert rows.tolist() == [[0, 1, 2], [3, 3, 3], [4, 5, 5]]
-    assert real.tolist() == [[True] * 3, [True, False, False], [True, True, False]]
