@@ -6,6 +6,7 @@ import pytest
 import sparkpin_vllm_cpu
 import torch
 from sparkpin_vllm_cpu import linear
+from test_vllm_cpu_experts import GROUP, gptq
 from vllm.model_executor.kernels import linear as kernels
 from vllm.model_executor.kernels.linear.mixed_precision.cpu import CPUWNA16LinearKernel
 from vllm.model_executor.layers.linear import ReplicatedLinear
@@ -13,7 +14,7 @@ from vllm.model_executor.layers.quantization.inc import INCConfig
 from vllm.platforms import PlatformEnum
 from vllm.scalar_type import scalar_types
 
-ROWS, COLUMNS, GROUP = 96, 256, 64
+ROWS, COLUMNS = 96, 256
 
 
 @pytest.fixture
@@ -21,32 +22,22 @@ def installed(world) -> None:
     sparkpin_vllm_cpu.register()
 
 
-def gptq() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes as int32 words [K/8, N], scales [G, N] bfloat16, and the weight [N, K] bfloat16 that they stand for."""
-    generator = torch.Generator().manual_seed(3)
-    codes = torch.randint(0, 16, (ROWS, COLUMNS), generator=generator)
-    scales = (torch.rand(ROWS, COLUMNS // GROUP, generator=generator) * 0.01 + 0.001).to(torch.bfloat16)
-    weight = ((codes - 8).float() * scales.float().repeat_interleave(GROUP, 1)).to(torch.bfloat16)
-    words = sum(codes.T[i::8].long() << (4 * i) for i in range(8))
-    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32), scales.T.contiguous(), weight
-
-
-def layer_of(words: torch.Tensor, scales: torch.Tensor) -> ReplicatedLinear:
+def layer_and_weight() -> tuple[ReplicatedLinear, torch.Tensor]:
+    tensors, weight = gptq(ROWS, COLUMNS, seed=3)
     quant = INCConfig.from_config({"bits": 4, "group_size": GROUP, "sym": True, "data_type": "int"})
     layer = ReplicatedLinear(
         COLUMNS, ROWS, bias=False, params_dtype=torch.bfloat16, quant_config=quant, prefix="model.layers.0.mlp.up"
     )
-    for name, tensor in (("qweight", words), ("scales", scales)):
+    for name, tensor in tensors.items():
         parameter = getattr(layer, name)
         parameter.weight_loader(parameter, tensor)
     layer.quant_method.process_weights_after_loading(layer)
-    return layer
+    return layer, weight
 
 
 def test_a_cpu_without_the_operator_gets_the_expanded_layer(installed: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "has_int4_product", lambda: False)
-    words, scales, weight = gptq()
-    layer = layer_of(words, scales)
+    layer, weight = layer_and_weight()
     x = torch.randn(5, COLUMNS, generator=torch.Generator().manual_seed(4)).to(torch.bfloat16)
     y, _ = layer(x)
     torch.testing.assert_close(y, torch.nn.functional.linear(x, weight), rtol=0, atol=0)
@@ -54,8 +45,7 @@ def test_a_cpu_without_the_operator_gets_the_expanded_layer(installed: None, mon
 
 def test_this_cpu_computes_what_the_weights_stand_for(installed: None) -> None:
     """Whichever kernel is chosen here."""
-    words, scales, weight = gptq()
-    layer = layer_of(words, scales)
+    layer, weight = layer_and_weight()
     x = torch.randn(5, COLUMNS, generator=torch.Generator().manual_seed(4)).to(torch.bfloat16)
     y, _ = layer(x)
     wanted = torch.nn.functional.linear(x.float(), weight.float())
