@@ -284,7 +284,9 @@ def of_family(served: PlannedServer) -> Iterator[RecipeFinding]:
     """Of a parser that is another one than the model's family has, or may be missing: calls would be text."""
     family = vllm_command.family_of(manifests.load_families(served.project), served.model, served.family)
     if not family and None in (served.value("--reasoning-parser"), served.value("--tool-call-parser")):
-        text = f"no family in pins/families.yaml has {served.model}: its reasoning and tool calls may appear in the answer"
+        text = (
+            f"no family in pins/families.yaml has {served.model}: its reasoning and tool calls may appear in the answer"
+        )
         yield warning(text, "name the --reasoning-parser and the --tool-call-parser of its card, if there are any")
     for choice in family.serve if family else ():
         flag, given, known = served.parser.flags.get(choice.flag, {}), served.value(choice.flag), str(choice.value)

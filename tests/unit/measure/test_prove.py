@@ -395,7 +395,7 @@ def test_a_key_goes_to_no_server_whose_certificate_is_not_known(
         if recorded:
             address = Address(host="0.0.0.0", port=int(url.rpartition(":")[2]), cert=certs[recorded][0])
             url = url.replace("127.0.0.1", "localhost")  # which the certificate does not name
-            order = LaunchOrder(release(1), paths.cache, None, False, {}, 1.0)
+            order = LaunchOrder(release(1), paths.cache, None, False, {}, 1.0, restarts=5)
             write(paths.home, "tiny", Service(address=address, orders=(order,)))
             client = served.client_of(Served("", "tiny", "", "m", address, Any, None), "secret")
             with client, contextlib.suppress(Fault):
