@@ -143,7 +143,7 @@ def slot_bytes(part: Part, cache_dtype: str) -> int:
     """Key and value of a token in one layer.
 
     v1/kv_cache_interface.py, AttentionSpec; for TurboQuant (packed) layers/quantization/turboquant/config.py: a key
-    of 3 or 4 bits has a float16 norm, one of 8 bits nothing; a value has a float16 scale and zero; the sum is made
+    of 4 bits has a float16 norm, one of 8 bits nothing; a value has a float16 scale and zero; the sum is made
     even.
     """
     if cache_dtype not in CACHE_BITS:  # a checkpoint's

@@ -35,8 +35,11 @@ SHAPES = {
 }
 SHAPE = {what: re.compile(pattern) for what, pattern in SHAPES.items()}
 
-# Cache types of patched vLLMs, each with the nearest that the mod `turboquant` has and that is no coarser.
+# Cache types that no stage has, each with the nearest that the mod `turboquant` has and that is no coarser. The first
+# two are vLLM's own, which has them without drafts; the others are those of patched releases.
 BETTER = {
+    "turboquant_k3v4_nc": "turboquant_4bit_nc",
+    "turboquant_3bit_nc": "turboquant_4bit_nc",
     "turboquant35": "turboquant_4bit_nc",
     "turboquant25": "turboquant_4bit_nc",
     "turboquant_asym": "turboquant_k8v4",
@@ -71,7 +74,7 @@ def value_faults(argv: Sequence[str], env: Mapping[str, str], file: object) -> I
         if is_secret_flag(name) and (equals or not after.startswith("-")):
             yield secret(file, "command", f"a command without {name}, which would put a secret into it")
     if (kind := flag_value(argv, CACHE_TYPE)) in BETTER:
-        expected = f"{BETTER[kind]}: no released vLLM knows this name"
+        expected = f"{BETTER[kind]}: no stage has this type"
         yield ManifestError(file, CACHE_TYPE, kind, expected)
 
 

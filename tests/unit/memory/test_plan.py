@@ -104,15 +104,11 @@ def test_logs_of_gpus(flags: str, pool: float, length: int, tokens: int | None, 
 
 
 def test_bytes_of_a_token_and_head() -> None:
-    sizes = {
-        "bfloat16": 1024, "float32": 2048, "fp8": 512, "turboquant_k8v4": 388, "turboquant_4bit_nc": 262,
-        "turboquant_k3v4_nc": 230, "turboquant_3bit_nc": 198,
-    }  # fmt: skip
+    sizes = {"bfloat16": 1024, "float32": 2048, "fp8": 512, "turboquant_k8v4": 388, "turboquant_4bit_nc": 262}
     one = Part("full", 1, key=256, value=256)
     assert {cache_dtype: slot_bytes(one, cache_dtype) for cache_dtype in sizes} == sizes
-    narrow = replace(one, key=60, value=60)
-    assert slot_bytes(narrow, "turboquant_3bit_nc") == 52  # 23 + 2 and 23 + 4
-    assert slot_bytes(narrow, "turboquant_k3v4_nc") == 60  # 23 + 2 and 30 + 4 are 59: an odd slot is made even
+    narrow = replace(one, key=62, value=62)
+    assert slot_bytes(narrow, "turboquant_k8v4") == 98  # 62 and 31 + 4 are 97: an odd slot is made even
 
 
 def states_of(cache: Cache) -> Layers:
