@@ -22,7 +22,7 @@ ROWS = {
     "LM head in INT8": of("kl", ("v2", "hybrid"), SMOLLM2, "s-head"),
     "cache with 8-bit keys and 4-bit values": of("continued_kl", ("tq-k8v4", "bf16"), CACHES, "s-tq-k8v4"),
     "**4-bit cache**": of("continued_kl", ("tq-4bit", "bf16"), CACHES, "s-tq-4bit"),
-    "3-bit cache": of("continued_kl", ("tq-3bit", "bf16"), CACHES, "s-tq-3bit"),
+    "3-bit cache (removed)": of("continued_kl", ("tq-3bit", "bf16"), CACHES, "s-tq-3bit"),
 }
 
 
