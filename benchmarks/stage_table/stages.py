@@ -102,7 +102,7 @@ STAGES = {
             for name, what, drafted, mods, more, speculative in (
                 ("", "", 12, (), {}, {}),
                 ("-states", ", GDN states in float16", 12, (), STATES, {}),
-                ("-fp8", ", in FP8", 12, (), {}, {"quantization": "fp8"}),
+                ("-fp8", " in FP8, GDN states in float16", 12, (), STATES, {"quantization": "fp8"}),
                 ("-7", "", 7, (), {}, {}),
                 ("-7-states", ", GDN states in float16", 7, (), STATES, {}),
             )

@@ -52,7 +52,7 @@ def check() -> int:
     invoke check
     """
     project = project_folder()
-    scripts = [path for top in ("src", "mods") for path in sorted((project / top).rglob("*.[bs]*h"))]
+    scripts = [path for top in ("src", "mods") for end in ("sh", "bash") for path in (project / top).rglob(f"*.{end}")]
     commands: list[list[str | Path]] = [
         [*PYTHON, "ruff", "check", "."],
         [*PYTHON, "ruff", "format", "--check", "."],

@@ -104,8 +104,9 @@ def plan(
     pinned = manifests.load_stack(paths.project, chosen.stack)
     rate = bandwidth * 1e9 if bandwidth else SPARK_BANDWIDTH if pinned.platform == inputs.SPARK else None
     here = planned_machine(pinned, memory, free)
-    if nodes is not None and nodes < 1:
-        raise InputError(f"--nodes: got {nodes}, expected 1 or more", next_step="--nodes 2")
+    for option, given, example in (("--bandwidth", bandwidth, 273), ("--nodes", nodes, 2)):
+        if given == 0:
+            raise InputError(f"{option}: got 0, expected 1 or more", next_step=f"{option} {example}")
     known = inputs.read_inputs(paths, chosen, pinned, chain, nodes=nodes)
     plan = known.plan(here)
     speed = inputs.speed_of(paths, chosen, chain[-1].name, known, tuple(plan.requests), rate)

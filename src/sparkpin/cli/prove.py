@@ -34,7 +34,7 @@ FOLDER = "prove"
 SESSIONS, TURNS = 4, 3  # sessions, all with one beginning, and the turns of each
 SEED = 1  # of their texts
 URL = re.compile(
-    r"(?P<scheme>https?)://(?P<host>[\w.-]+|\[[\da-f:.]+\])(:(?P<port>[1-9]\d{0,4}))?(/[\w./~%+:-]*)?",
+    r"(?P<scheme>https?)://(?P<host>[\w.-]+|\[[\da-f:.]+\])(:[1-9]\d{0,4})?(/[\w./~%+:-]*)?",
     re.ASCII | re.IGNORECASE,
 )
 UNVERIFIED = re.compile(r"certificate verify failed: (.*) \(_ssl")
@@ -83,12 +83,13 @@ def prove(
 
 def parsed(url: str) -> SplitResult:
     """InputError, which does not repeat what may hold a secret, for what is no address of a server."""
-    parts = URL.fullmatch(url)
-    if not parts or int(parts["port"] or 1) > 65535:
-        cause = "the URL: expected http://HOST:PORT/v1 or https://..., without login, query and fragment"
-        step = "invoke prove http://127.0.0.1:8000/v1; a key's variable is named by --key-env NAME"
-        raise InputError(cause, next_step=step)
-    return urlsplit(url)
+    with contextlib.suppress(ValueError):  # what stands in brackets, and a port, may be none
+        parts = urlsplit(url)
+        if URL.fullmatch(url) and parts.port != 0:
+            return parts
+    cause = "the URL: expected http://HOST:PORT/v1 or https://..., without login, query and fragment"
+    step = "invoke prove http://127.0.0.1:8000/v1; a key's variable is named by --key-env NAME"
+    raise InputError(cause, next_step=step)
 
 
 def folder_of(url: str) -> str:

@@ -122,8 +122,9 @@ def read_architecture(text: Mapping[str, Any], *, drafter: bool = False) -> Arch
             if not isinstance(ids := find(key) or [], list):
                 raise UnknownCacheError(f"config.json has no list {key}")
             for layer in ids:
-                word = words[layer] if type(layer) is int and layer in range(len(words)) else "not in the model"
-                names += parts_of(parts_by_word, word)
+                if type(layer) is not int or layer not in range(len(words)):
+                    raise UnknownCacheError(f"config.json has {layer} in {key}, which is no layer of it")
+                names += parts_of(parts_by_word, words[layer])
         parts = tuple(read_part(name, count, size) for name, count in Counter(names).items())
         letters = str(find(row.get("mtp_list", "")) or "")  # one for each MTP layer
         of_mtp = [name for letter in letters for name in parts_of(row["words"], letter)] or row.get("mtp", ())

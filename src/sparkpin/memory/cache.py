@@ -180,7 +180,9 @@ def layers_of(part: Part, settings: Settings, block: int, main_page: int) -> Lay
 
 def stored_every(part: Part, settings: Settings) -> int:
     """Tokens between two states that a prefill may store on its way; 0 where it stores none."""
-    return part.kernel_checkpoint * settings.checkpoints or part.checkpoint * settings.prefix_caching
+    if part.kernel_checkpoint and settings.checkpoints:
+        return part.kernel_checkpoint
+    return part.checkpoint if settings.prefix_caching else 0
 
 
 def state_bytes(part: Part, settings: Settings) -> int:

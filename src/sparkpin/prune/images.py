@@ -13,8 +13,8 @@ from sparkpin.releases.container import CACHE_LABEL
 from sparkpin.releases.record import Release
 
 STALE_AFTER = 3600.0
-"""Seconds after which unneeded files, and no removed release had, is no longer taken for the work of a run that
-goes on or was killed and is repeated: the one rule of age, for images and files."""
+"""Seconds after which a file that nothing needs, and that no removed release had, no longer counts as the work of a run
+that goes on, or was killed and is repeated: the one rule of age, for images and files."""
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,8 @@ def remove(paths: Paths, recipe: str, parts: Sequence[Part]) -> None:
     """What they left of a crash is kept before. Of which release is read here: other machines may be anybody's."""
 
     def remove_part(part: Part) -> None:
-        if death := last_death(paths, recipe, tag, part) if tag else "":
+        death = last_death(paths, recipe, tag, part) if tag else ""
+        if death:
             is_healthy = (part.container.status, part.container.health) == ("running", "healthy")
             say(f"{part.container.name} was stopped while healthy; before that, {death}" if is_healthy else death)
         launch.remove(part.container)

@@ -23,7 +23,7 @@ MAX_BYTES = 16 << 20  # no answer asked for here comes near; a server that babbl
 OWN_HOSTS = ("127.0.0.1", "::1", "localhost")  # this machine
 DONE = "[DONE]"
 Verify = ssl.SSLContext | bool  # a server's certificate, as httpx takes it
-PEM_END = "-----END CERTIFICATE-----"
+PEM_BEGIN, PEM_END = (f"-----{word} CERTIFICATE-----" for word in ("BEGIN", "END"))
 NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python's ssl does not name
 
 
@@ -98,8 +98,11 @@ class Client(contextlib.AbstractContextManager["Client"]):
 
     def metrics(self) -> str:
         """ "" where there are none."""
-        reply = self.get("/metrics")
-        return reply.body.decode(errors="replace") if reply.status == 200 else ""
+        with contextlib.suppress(Fault):
+            reply = self.get("/metrics")
+            if reply.status == 200:
+                return reply.body.decode(errors="replace")
+        return ""
 
     def post(self, path: str, body: dict[str, Any], *, timeout: float | None = None) -> Exchange:
         return self._send("POST", path, body, timeout)
@@ -156,7 +159,8 @@ class Client(contextlib.AbstractContextManager["Client"]):
 
 
 def pinned(certificate: str) -> ssl.SSLContext:
-    """Trusts the server with this certificate, whatever names it is for and however old it is, and no other.
+    """Trusts the server with this certificate, whatever names it is for and however old it is. Of other certificates
+    only those that the holder of its key has signed, where it may sign any.
 
     certificate: a PEM file; of a chain the first is the server's. InputError for a file that has none.
     """
@@ -164,7 +168,8 @@ def pinned(certificate: str) -> ssl.SSLContext:
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | NO_CHECK_TIME
     try:
-        context.load_verify_locations(cadata="".join(Path(certificate).read_text().partition(PEM_END)[:2]))
+        text = Path(certificate).read_text(errors="replace").partition(PEM_BEGIN)[2]  # remarks may stand before it
+        context.load_verify_locations(cadata="".join((PEM_BEGIN, *text.partition(PEM_END)[:2])))
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         step = "invoke serve --tls-cert FILE --tls-key FILE"
         raise InputError(f"{certificate}: {error}; expected the server's certificate", next_step=step) from None

@@ -108,7 +108,7 @@ class BisectPlan:
         good, bad = self.good, self.bad
         for what in ("stack", "recipe", "stage"):
             if getattr(good, what) != getattr(bad, what):
-                raise InputError(f"they have another {what}: {getattr(good, what)} and {getattr(bad, what)}")
+                raise InputError(f"{what}: got {getattr(good, what)} and {getattr(bad, what)}, expected the same")
         old, new = parts_of(good), parts_of(bad)
         files = {part: f"~ {part}" for part in sorted(old.keys() & new.keys()) if old[part] != new[part]}
         files.pop(f"file {lock_file(good)}", None)  # its packages are changes

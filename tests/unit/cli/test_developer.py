@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,12 @@ def test_each_part_has_its_folders(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_check_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last as much as the first; what is not installed has a code of its own."""
     asked = list[list[str]]()
-    monkeypatch.setattr(developer, "run_all", lambda commands: [asked.extend(commands) or 0, 3, 1])
+
+    def codes(commands: list[list[str]]) -> list[int]:
+        asked.extend(commands)
+        return [3 if command[1] == ".ci/site.py" else command[1] == ".ci/prose.py" for command in commands]
+
+    monkeypatch.setattr(developer, "run_all", codes)
     monkeypatch.setattr(developer, "lint", lambda _: 0)
     assert developer.check() == 3
     scripts = {words[1] for words in asked if str(words[1]).startswith(".ci/")}
@@ -48,3 +54,11 @@ def test_each_check_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(developer, "run_all", lambda _: [0])
     monkeypatch.setattr(developer, "lint", lambda _: 1)
     assert developer.check() == 1
+
+
+def test_what_a_page_of_the_site_lacks_is_found(tmp_path: Path) -> None:
+    (tmp_path / "here.css").touch()
+    page = '<link href="here.css"><script src="gone.js"></script><img src="https://elsewhere/x.png">'
+    for name in ("index.html", "404.html"):  # whose paths begin with a slash
+        (tmp_path / name).write_text(page, encoding="utf-8")
+    assert len([*runpy.run_path(str(PROJECT / ".ci/site.py"))["asset_faults"](tmp_path)]) == 2

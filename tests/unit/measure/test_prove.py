@@ -313,7 +313,7 @@ def test_a_url_with_a_secret_is_refused_and_not_repeated(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://h:99999", "http://h:0", "http://[::1/v1", "http://", "http://h h/", "ftp://x/"]
+    "url", ["http://h:99999", "http://h:0", "http://[::1/v1", "http://[1.2.3]/v1", "http://", "http://h h/", "ftp://x/"]
 )
 def test_an_unusual_url_is_refused(url: str) -> None:
     with pytest.raises(InputError):

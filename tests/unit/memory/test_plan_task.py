@@ -87,6 +87,7 @@ def test_wrong_options_are_one_clear_error(copy: CheckoutHere) -> None:
         ("--memory", "much"),
         ("--memory", "8GB", "--free", "16GB"),
         ("--bandwidth", "fast"),
+        ("--bandwidth", "0"),
         ("--nodes", "0"),
         ("--recipe", "qwen"),
     ):
