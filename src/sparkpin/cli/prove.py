@@ -23,6 +23,7 @@ from sparkpin.measure.own_server import REQUEST_SECONDS, own_server
 from sparkpin.measure.prove import record, run, verdict
 from sparkpin.measure.prove.record import ProveRecord
 from sparkpin.measure.prove.run import Endpoint, meet
+from sparkpin.pins.vllm_flags import SPECULATION
 from sparkpin.releases.current import current_of
 from sparkpin.releases.record import Releases
 from sparkpin.serve.served import certificate_at
@@ -62,6 +63,8 @@ def prove(
         else:
             release = Releases(paths).get(what, recipe) if what else current_of(paths, recipe)
             require_consistent(paths, release)
+            if "--no-enable-prefix-caching" in release.argv and SPECULATION not in release.argv:
+                raise unprovable(release.tag)
             name, folder = release.tag, Releases(paths).evidence(release) / FOLDER
             _, client = standing.enter_context(own_server(paths, engine_of(paths), release))
         met = meet(client, model)
@@ -135,11 +138,15 @@ def at(paths: Paths, url: str, variable: str, ca: str = "") -> Iterator[Client]:
 def require_provable(met: Endpoint, name: str) -> None:
     """Before minutes of asking: UntoldError where no fault could show."""
     if met.caching is False and metrics.DraftCounts.read(met.client.metrics()) is None:
-        raise UntoldError(
-            f"{name}: prefix caching is off, as /metrics says, and nothing is drafted: no fault of either can show",
-            next_step="prove one with --enable-prefix-caching, or one that drafts; on a CPU: "
-            "invoke up --recipe trained-tiny --stage mtp, then invoke prove --recipe trained-tiny",
-        )
+        raise unprovable(name)
+
+
+def unprovable(name: str) -> UntoldError:
+    return UntoldError(
+        f"{name}: prefix caching is off, and nothing is drafted: no fault of either can show",
+        next_step="prove one with --enable-prefix-caching, or one that drafts; on a CPU: "
+        "invoke up --recipe trained-tiny --stage mtp, then invoke prove --recipe trained-tiny",
+    )
 
 
 def proved(met: Endpoint, name: str, folder: Path, *, sessions: int = SESSIONS) -> ProveRecord:

@@ -233,7 +233,7 @@ def wait_quiet(load: Callable[[], int | None], seconds: float) -> bool:
             say(f"{what} under way after {seconds:.0f} s: broken off (--drain gives more time)")
             return False
         if not waits:
-            say(f"waiting up to {seconds:.0f} s for requests under way to end ({under_way})")
+            say(f"waiting up to {seconds:.0f} s for requests under way to end ({under_way or '?'})")
             waits = True
         time.sleep(0.2)
     return True
