@@ -75,7 +75,7 @@ HIDDEN = re.compile(  # by the name of a variable or key, by a flag, by its form
     rf"(?P<setting>(?P<quote>[\"'])\w*?(?:{SECRET})=)(?:(?!(?P=quote))[\s\S])*"
     rf"|(?P<name>(?:{SECRET})(?:=|[\"']?:[ \t]+)){VALUE}"
     r"|(?P<flag>(?:--(?:api[-_]key|(?:hf[-_])?token|password)|\bBearer|\blogin\b[^\n;|&]{0,99}?[ \t]-p)"
-    rf"(?:=|\s+|(?<=-p))){VALUE}|(?:{'|'.join(SHAPES.values())})(?:[\w+/=\s]*(?=-----END))?[^\s\"']*",
+    rf"(?:=|\s+|(?<=-p))){VALUE}|(?:{'|'.join(SHAPES.values())})(?:(?<=KEY-----)(?:[^-]|-(?!----))*+(?=-----END))?[^\s\"']*",
     re.IGNORECASE,
 )
 HOME = "/root"  # both runners' containers run as root unless told otherwise
@@ -144,7 +144,7 @@ class Shell:
                 if is_sure and not has_body and self.sets(read):
                     before += listed("before", read.plumbing)
                     continue
-            before += [row for line in text.strip().rstrip("&;").splitlines() for row in listed("before", line)]
+            before += listed("before", text.strip().rstrip("&;"))
             is_sure = is_sure and read.words[:1] == ["cd"]
             if len(before) > WORDS:
                 raise self.fault(f"{len(before)} commands before the server", f"at most {WORDS}")
@@ -162,15 +162,14 @@ class Shell:
 
     def after(self, server: ShellCommand) -> list[str]:
         """What is listed of the lines after the server."""
-        rest = re.sub(r"(?m)^[ \t]*#.*$", "", self.text[self.at :])  # a comment ends with its line, backslash or not
-        lines = [line.strip() for line in rest.replace("\\\n", " ").splitlines()]
-        for line in (server.plumbing, *lines):
+        rest = self.text[self.at :]
+        for line in (shown(server.plumbing), *lines_of(rest)):
             if line.startswith("-"):
                 expected = "no flag after the end of the command: a comment or a blank after a backslash ends it"
-                raise ManifestError(self.file, "command", shown(line), expected)
+                raise ManifestError(self.file, "command", line, expected)
             if "vllm" in line and START.search(line):
-                raise ManifestError(self.file, "command", short(shown(line)), "one server: a recipe is for one")
-        return [row for line in lines for row in listed("after", line)]
+                raise ManifestError(self.file, "command", short(line), "one server: a recipe is for one")
+        return listed("after", rest)
 
     def commands(self) -> Iterator[bool]:
         """Goes from one command to the next; whether each runs whatever the one before comes to."""
@@ -285,15 +284,20 @@ def value_of(found: re.Match[str], values: Mapping[str, str]) -> str | None:
     return value
 
 
-def listed(when: str, line: str) -> list[str]:
-    """For people, and a recipe's file. Empty for a comment."""
-    text = shown(line.strip())
-    return [f"command {when} the server: {short(text)}"] if text and not text.startswith("#") else []
+def listed(when: str, text: str) -> list[str]:
+    """For people, and a recipe's file."""
+    return [f"command {when} the server: {short(line)}" for line in lines_of(text)]
+
+
+def lines_of(text: str) -> list[str]:
+    """Without comments, blanks and the values of secrets, which may have several lines: hidden before it is split."""
+    text = re.sub(r"(?m)^[ \t]*#.*$", "", text)  # a comment ends with its line, backslash or not
+    return [line.strip() for line in shown(text).splitlines() if line.strip()]
 
 
 def shown(text: str) -> str:
-    """Text of a file for people, without the values of secrets."""
-    return HIDDEN.sub(r"\g<setting>\g<name>\g<flag>...", text)
+    """Text of a file for people, without the values of secrets; lines that a backslash continues are joined."""
+    return HIDDEN.sub(r"\g<setting>\g<name>\g<flag>...", text.replace("\\\n", ""))
 
 
 def unwrapped(command: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -142,6 +142,7 @@ def test_a_flag_after_a_redirection_is_the_servers(tmp_path: Path, text: str) ->
         ("x && { P=3; }\ncd x && P=1 && Q=$P\nvllm serve a/b --port $Q", ["x", "{ P=3; }", "cd x"]),
         ('W="--port"\nW+=" 1"\nvllm --version\nvllm serve a/b $W', ["vllm --version"]),
         ("echo $(date)\nvllm serve a/b --port 1\ncurl x \\\n  -d y", ["date", "curl x"]),
+        ("x; if y; then\n  # a comment \\\n  curl z\nfi\nvllm serve a/b --port 1", ["curl z"]),
     ],
 )
 def test_what_is_not_followed_is_listed(tmp_path: Path, text: str, left: list[str]) -> None:
@@ -177,6 +178,12 @@ def test_a_server_that_only_a_shell_could_tell_is_refused(tmp_path: Path, text: 
      "vllm serve a/b\ncurl -H \"Authorization: Bearer SECRET\" x", "vllm serve a/b\nx hf_SECRET" + "a" * 30,
      "bash -c \"A=1 HF_TOKEN=SECRET x\"\nvllm serve a/b", "docker run --label HF_TOKEN=SECRET v a/b",
      "if x; then\n  export HF_TOKEN=SECRET\nfi\nvllm serve a/b", "x <<EOF\nHF_TOKEN: SECRET\nEOF\nvllm serve a/b",
+     "cat > k <<EOF\n-----BEGIN PRIVATE KEY-----\nSECRET\n-----END PRIVATE KEY-----\nEOF\nvllm serve a/b",
+     "x <<EOF\n-----BEGIN PRIVATE KEY-----\nDEK-Info: AES-1\n\nSECRET\n-----END PRIVATE KEY-----\nEOF\nvllm serve a/b",
+     "echo '-----BEGIN PRIVATE KEY-----\nSECRET\n-----END PRIVATE KEY-----' > k\nvllm serve a/b",
+     "x --password \\\n SECRET\nvllm serve a/b", "vllm serve a/b\nx --password \\\n SECRET",
+     "x | y --password \\\n SECRET\nvllm serve a/b", "vllm serve a/b | y --pass\\\nword SECRET",
+     "curl -H 'Authorization: Bearer\n SECRET' x\nvllm serve a/b", "x 'API_KEY=a\nSECRET'\nvllm serve a/b",
      "services: {v: {image: vllm, command: a/b, build: {args: {HF_TOKEN: SECRET}}}}",
      "name: r\ncontainer: c\nrecipe_version: '1'\napi_key: SECRET\ncommand: vllm serve a/b"],
 )  # fmt: skip
