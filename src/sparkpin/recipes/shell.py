@@ -126,7 +126,7 @@ class Shell:
 
     def launch(self) -> Launch:
         """By the command that starts vLLM or a container, or else the last. ManifestError for flags that are lost."""
-        before, command, is_sure = list[str](), ShellCommand(), True
+        before, command, is_sure, skipped = list[str](), ShellCommand(), True, 0
         for is_free in self.commands():
             is_sure = is_sure or is_free  # else it depends on the command before
             has_body, text = self.skips_body(), self.text[self.start : self.at]
@@ -146,8 +146,9 @@ class Shell:
                     continue
             before += listed("before", text.strip().rstrip("&;"))
             is_sure = is_sure and read.words[:1] == ["cd"]
-            if len(before) > WORDS:
-                raise self.fault(f"{len(before)} commands before the server", f"at most {WORDS}")
+            skipped += 1
+            if skipped > WORDS:
+                raise self.fault(f"{skipped} commands before the server", f"at most {WORDS}")
         else:  # another engine, by whose name it is refused
             before = []
             if not command.words:

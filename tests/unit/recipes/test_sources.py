@@ -151,6 +151,13 @@ def test_what_is_not_followed_is_listed(tmp_path: Path, text: str, left: list[st
     assert all(any(part in line for line in made.left) for part in left), made.left
 
 
+def test_commands_before_the_server_are_counted_not_their_lines(tmp_path: Path) -> None:
+    made = read(tmp_path, "cat > x <<EOF\n" + "a line\n" * 600 + "EOF\nvllm serve a/b --port 1")
+    assert render.render(made).argv == SERVED
+    with pytest.raises(ManifestError):
+        read(tmp_path, "x\n" * 600 + "vllm serve a/b --port 1")
+
+
 @pytest.mark.parametrize(
     "text",
     ["for i in 1 2; do\nvllm serve a/b --port $i\ndone", "start() {\n  vllm serve a/b\n}\nstart",
