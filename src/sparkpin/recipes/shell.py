@@ -109,7 +109,8 @@ class ShellCommand:
 @dataclass
 class Shell:
     """values: of variables, which the commands change as they are read; exported: those that a program gets; unread:
-    those that a body sets that is not followed; start, at: of the command that is read."""
+    those that a body sets that is not followed; start, at: of the command that is read; place: of what a fault names.
+    """
 
     file: object
     text: str
@@ -118,6 +119,7 @@ class Shell:
     unread: set[str] = field(default_factory=set)
     start: int = 0
     at: int = 0
+    place: int = 0
     length: int = 0  # of the values that went in so far
 
     def __post_init__(self) -> None:
@@ -177,6 +179,7 @@ class Shell:
         while found := COMMAND.match(self.plain, self.at):
             self.start, self.at = found.span()
             if found[1].strip():
+                self.place = found.start(1)
                 yield not self.plain.endswith("&&", 0, self.start)
             elif self.at == len(self.plain):
                 return
@@ -196,7 +199,7 @@ class Shell:
         self.at = len(self.text) if closers else self.at
         text, has_body = self.text[self.start : self.at], self.at > end
         if (has_body or "<<" in text) and (found := SERVER.search(text)):
-            self.at = self.start + found.end()
+            self.place = self.start + found.end()
             raise self.fault(found[0].strip(), "a server outside of conditionals, loops and functions: it is not read")
         self.unread |= {name for names in CHANGED.findall(text if has_body else "") for name in names if name}
         return has_body
@@ -204,9 +207,11 @@ class Shell:
     def read(self) -> ShellCommand:
         words, assigned, plumbing = list[str](), dict[str, str](), list[str]()
         if quote := re.search(r"[\"'`]", self.plain[self.start : self.at]):
+            self.place = self.start + quote.start()
             raise self.fault(quote[0], "closed quotes")
         for token in TOKEN.finditer(self.plain, self.start, self.at):
             text = self.text[token.start() : token.end()]
+            self.place = token.end() - len(text.lstrip("\\\n"))  # after line ends that a backslash takes away
             if token["plumbing"]:
                 plumbing.append(text.strip())
                 continue
@@ -267,7 +272,7 @@ class Shell:
         return self.values.get(name)
 
     def fault(self, got: str, expected: str = "") -> ManifestError:
-        line = self.text.count("\n", 0, self.at - 1) + 1
+        line = self.text.count("\n", 0, self.place) + 1
         return ManifestError(self.file, f"command, line {line}", shown(got), expected or SIMPLE)
 
 

@@ -126,7 +126,22 @@ def test_words_are_those_of_bash(script: str, tmp_path: Path) -> None:
 def test_what_only_a_shell_could_expand_is_refused(script: str) -> None:
     with pytest.raises(ManifestError) as caught:
         commands(f"\n{script}", {})
-    assert caught.value.key == "command, line 2" or caught.value.key == "command, line 3"
+    assert caught.value.key == "command, line 2"
+
+
+@pytest.mark.parametrize(
+    ("script", "line"),
+    [
+        ("vllm serve a/b --x $(a) \\\n  --y 1 \\\n  --z 2", 1),
+        ("cd x\n\nvllm serve a/b \\\n--x=$(a) \\\n  --z 2", 4),
+        ("vllm serve a/b \\\n  --x 'a \\\n  --z 2", 2),
+        ("cd x\nfor i in 1; do\n  vllm serve a/b\n  x\ndone", 3),
+    ],
+)
+def test_a_fault_names_its_own_line(script: str, line: int) -> None:
+    with pytest.raises(ManifestError) as caught:
+        Shell("f", script, {}).launch()
+    assert caught.value.key == f"command, line {line}"
 
 
 # What the server gets.
