@@ -279,7 +279,8 @@ class Adding:
         """Where the share of the memory is from, and what it is good for by the plan."""
         if (share := flag_value(words_of(self.recipe), SHARE)) is None:
             return
-        in_file = read.version != "2" or "gpu_memory_utilization" in read.defaults or share in read.command
+        written = flag_value(read.command.split(), SHARE) not in (None, "{gpu_memory_utilization}")
+        in_file = read.version != "2" or "gpu_memory_utilization" in read.defaults or written
         why = f"as {read.path.name} sets it" if in_file else "sparkrun's default on a Spark"
         if self.locks:
             with contextlib.suppress(ManifestError, CheckpointError):  # a model that the plan does not know

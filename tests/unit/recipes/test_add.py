@@ -143,6 +143,17 @@ def test_the_share_that_a_file_brings_is_explained(site: Site, capsys: Told, tmp
     assert str(PLAIN["Qwen/Qwen3-8B"]) in line, "the context of the plan"
 
 
+@pytest.mark.parametrize(("share", "in_file"), [("{gpu_memory_utilization}", False), ("0.80", True)])
+def test_a_share_is_the_files_only_where_its_flag_is(
+    site: Site, capsys: Told, tmp_path: Path, share: str, in_file: bool
+) -> None:
+    command = f"vllm serve {{model}} --served-model-name m-0.8 {SHARE} {share}"
+    value = {"recipe_version": "2", "model": "Qwen/Qwen3-8B", "container": "vllm-node", "runtime": "vllm"}
+    assert not site.add(written(tmp_path, value | {"command": command}, "theirs.yaml"), no_lock=True, name="mine")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"  {SHARE} ")]
+    assert ("theirs.yaml" in line) == in_file
+
+
 def test_a_model_that_does_not_fit_is_refused(site: Site) -> None:
     write_model(site.root, "acme/Huge", CONFIGS["Qwen/Qwen3-8B"] | {"intermediate_size": 1_000_000})
     with site.unchanged(), pytest.raises(InputError) as caught:
