@@ -124,6 +124,8 @@ def trial_of(paths: Paths) -> Iterator[Paths]:
                 shutil.copytree(path, folder / path.name, copy_function=os.symlink)
             else:
                 (folder / path.name).symlink_to(path)
+        for place in (PINS, "recipes"):
+            (folder / place).mkdir(parents=True, exist_ok=True)
         try:
             yield replace(paths, project=folder)
         except SparkpinError as error:

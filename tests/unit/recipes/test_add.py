@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -343,6 +344,13 @@ def test_up_stops_where_add_finds_errors(site: Site, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(up, "add", lambda *_, **__: MISTAKES)
     with pytest.raises(ManifestError):
         recipe_of(site.paths, f"hf:{QWEN}", None, None, dry_run=False)
+
+
+def test_a_project_without_recipes_and_models(site: Site) -> None:
+    for place in ("recipes", "pins/models"):
+        shutil.rmtree(site.paths.project / place)
+    assert not site.add("hf:Qwen/Qwen3-8B", no_lock=True)
+    assert site.recipe("qwen3-8b").model == "Qwen/Qwen3-8B"
 
 
 def test_for_several_machines(site: Site) -> None:
