@@ -35,7 +35,7 @@ from sparkpin.fetch.model_files import (
 from sparkpin.fetch.packed import commit_of, unpack
 from sparkpin.fetch.store import FETCH, Store, find_missing, is_whole, scratch
 from sparkpin.fetch.transfer import Folder, Piece, Source
-from sparkpin.pins.schema import GgufLock, ModelLock, ModelPin, RepositoryLock
+from sparkpin.pins.schema import GgufLock, LockedFile, ModelLock, ModelPin, RepositoryLock
 
 
 def fetch_model(
@@ -82,6 +82,20 @@ def listings(
     with Fetching.begin(paths, pin, lock.gguf) as fetching:
         fetching.fetch(fetching.outlines(wanted, remove=False))
     return {name: listing_of(paths, pin, name, entry) for name, entry in wanted.items()}
+
+
+def has_listings(paths: Paths, pin: ModelPin, lock: ModelLock) -> bool:
+    """Whether `listings` fetches nothing. Never of a GGUF file: these are had by fetching the model."""
+    entries = wanted_of(pin, lock, None).values()
+    rows = [row for entry in entries for row in outline_files(paths, entry)]
+    return not pin.gguf and not find_missing(rows, remove=False)
+
+
+def outline_files(paths: Paths, entry: RepositoryLock) -> list[tuple[LockedFile, Path]]:
+    """The headers, indexes and configs of a repository, and where they lie."""
+    folder, store = repository_folder(paths, entry), Store(paths.store)
+    texts = [(row, folder / row.file) for row in entry.files if row.file in TEXTS]
+    return [*texts, *((row, store.path(row.sha256)) for row in entry.headers)]
 
 
 def wanted_of(pin: ModelPin, lock: ModelLock, only: Collection[str] | None) -> dict[str, RepositoryLock]:
@@ -160,12 +174,9 @@ class Fetching:
 
     def outlines(self, entries: Mapping[str, RepositoryLock], *, remove: bool = True) -> list[Piece]:
         """Pieces for the headers, indexes and configs that are not here. remove: damaged ones go."""
-        store, pieces = Store(self.paths.store), []
+        pieces = []
         for name, entry in entries.items():
-            folder = repository_folder(self.paths, entry)
-            rows = [(row, folder / row.file) for row in entry.files if row.file in TEXTS]
-            rows += [(row, store.path(row.sha256)) for row in entry.headers]
-            for row in find_missing(rows, remove=remove):
+            for row in find_missing(outline_files(self.paths, entry), remove=remove):
                 span = None if row.file in TEXTS else (0, row.size)
                 pieces.append(self.piece(name, entry, row.file, row.sha256, span))
         return pieces

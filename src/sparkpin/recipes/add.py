@@ -22,6 +22,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import printable
 from sparkpin.fetch.hub import HubRepository
 from sparkpin.fetch.lock_model import lock_model
+from sparkpin.fetch.model import has_listings
 from sparkpin.fetch.model_files import config_here
 from sparkpin.fetch.store import scratch
 from sparkpin.pins import drafters, manifests, schema, vllm_command
@@ -286,7 +287,10 @@ class Adding:
         why = f"as {read.path.name} sets it" if in_file else "sparkrun's default on a Spark"
         if self.locks:
             with contextlib.suppress(ManifestError, CheckpointError):  # a model that the plan does not know
-                why += f"; by the plan {requests_of(plan_of(self.paths, self.recipe, {}))}"
+                pin = manifests.model_of(self.paths.project, self.recipe)
+                # Nothing is fetched for a comment.
+                if has_listings(self.paths, pin, manifests.load_model_lock(self.paths.project, pin)):
+                    why += f"; by the plan {requests_of(plan_of(self.paths, self.recipe, {}))}"
         self.reasons = [printable(f"{SHARE} {share}: {why}")]
 
     def save(self, head: str) -> None:

@@ -144,6 +144,23 @@ def test_the_share_that_a_file_brings_is_explained(site: Site, capsys: Told, tmp
     assert str(PLAIN["Qwen/Qwen3-8B"]) in line, "the context of the plan"
 
 
+def test_nothing_is_fetched_to_explain_a_share(site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of a model that is locked: one from a GGUF file, and one whose headers are gone."""
+    assert not site.add("hf:Qwen/Qwen3-8B", "Qwen/Qwen3-8B", name="first")
+    shutil.rmtree(site.paths.store)
+    gguf = manifests.load_recipe(site.paths.project, "smollm2").model
+
+    def ask_nobody(*_: Any, **__: Any) -> Any:
+        raise NetworkError("offline")
+
+    for name in ("fetch", "fetch_files"):
+        monkeypatch.setattr(transfer, name, ask_nobody)
+    for number, model in enumerate((gguf, "Qwen/Qwen3-8B")):
+        (tmp_path / "line.sh").write_text(f"vllm serve {model} {SHARE} 0.7\n")
+        assert not add(site.paths, str(tmp_path / "line.sh"), name=f"n{number}")
+        assert flag(site.recipe(f"n{number}"), SHARE) == "0.7"
+
+
 @pytest.mark.parametrize(("share", "in_file"), [("{gpu_memory_utilization}", False), ("0.80", True)])
 def test_a_share_is_the_files_only_where_its_flag_is(
     site: Site, capsys: Told, tmp_path: Path, share: str, in_file: bool
