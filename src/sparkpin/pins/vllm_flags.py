@@ -216,10 +216,11 @@ class Flags:
 
 def size(text: str) -> int:
     """A whole number, with k for 1,000 and K for 1,024. ValueError for any other text."""
-    text, unit = text.strip(), text.strip()[-1:]
-    if unit in DECIMAL and re.fullmatch(r"\d+(\.\d+)?", text[:-1]):
-        return int(float(text[:-1]) * DECIMAL[unit])
-    return int(text[:-1]) * BINARY[unit] if unit in BINARY else int(text)
+    text = text.strip()
+    number, unit = text[:-1], text[-1:]
+    if unit in DECIMAL and re.fullmatch(r"[0-9]+(\.[0-9]+)?", number):
+        return int(float(number) * DECIMAL[unit])
+    return int(number) * BINARY[unit] if unit in BINARY and re.fullmatch("[0-9]+", number) else int(text)
 
 
 def read_json(text: str) -> Any:

@@ -86,6 +86,13 @@ def test_dropping_and_reading_flags() -> None:
     assert values == ["9", "2", None]
 
 
+def test_sizes_with_a_unit() -> None:
+    assert [vllm_flags.size(text) for text in ("1.5k", " 3K ", "32768", "2m")] == [1500, 3072, 32768, 2_000_000]
+    for text in ("1_0K", "3 K", "٣K", "٣k", "1.5K", "K", ""):
+        with pytest.raises(ValueError):
+            vllm_flags.size(text)
+
+
 def test_clients_keep_the_repository_s_name() -> None:
     assert vllm_flags.served_name(argv_of(recipe(), stack(), ())) == "a/b"
     assert vllm_flags.served_name(argv_of(recipe("vllm serve /model --served-model-name x y"), stack(), ())) == "x"
