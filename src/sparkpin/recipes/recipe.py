@@ -137,11 +137,11 @@ class Tolerant(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[m
             if kind in UNREAD or (kind in ("int", "float") and is_text and len(node.value) > DIGITS):
                 raise ValueError
             value = super().construct_object(node, deep)
-            if isinstance(value, str) and CONTROL.search(value):
-                raise ValueError
         except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError):
             got = f"{clipped(printable(shown(node.value))) if is_text else 'something'}, which is no {kind} here"
             raise yaml.constructor.ConstructorError(None, None, got, node.start_mark) from None
+        if isinstance(value, str) and CONTROL.search(value):
+            raise yaml.constructor.ConstructorError(None, None, "a control character in a text", node.start_mark)
         return value
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:

@@ -97,6 +97,7 @@ def test_a_value_that_is_none_is_a_fault_of_its_line(tmp_path: Path, value: str,
     with pytest.raises(ManifestError) as caught:
         recipe.load(path)
     assert caught.value.key == "line 2" and len(str(caught.value)) < 1000
+    assert ("control character" in str(caught.value)) == value.startswith('"')
 
 
 def test_a_comment_stays_a_comment() -> None:
