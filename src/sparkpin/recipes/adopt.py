@@ -225,8 +225,8 @@ def leave_out(adopted: Adopted, project: Path, argv: Sequence[str], *, keeps_bac
 
 
 def take_drafter(adopted: Adopted, file: Path, argv: Sequence[str], model: str, drafter: str | None) -> list[str]:
-    """The words with the second model by its repository; its commit goes to `made`. ManifestError for a model that is
-    none of a Hub: a recipe without its drafter would be another one; InputError for the model itself."""
+    """The words with the second model by its repository; its commit goes to `adopted`. ManifestError for a model that
+    is none of a Hub: a recipe without its drafter would be another one; InputError for the model itself."""
     plan = drafters.speculation(argv, file)
     if sum(flag.key == drafters.FLAG for flag in vllm_flags.parse_flags(argv)[1]) > 1:
         expected = "it once: one drafter, or one number of MTP drafts"
