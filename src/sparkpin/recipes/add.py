@@ -158,7 +158,7 @@ class Adding:
         changed = with_flags(self.recipe, flags)
         self.change(command=changed.command, defaults=changed.defaults)
 
-    def unknown(self, what: str) -> None:
+    def note_unknown(self, what: str) -> None:
         self.adopted.notes.append(f"not known: {what}")
 
     def pin_model(self, typed: str, written: str) -> None:
@@ -172,9 +172,9 @@ class Adding:
             raise InputError(cause, next_step="choose one that chats; embeddings, scores and drafts are not served")
         for name in names:
             if name not in known["text"]:
-                self.unknown(f"whether vLLM {vllm} serves {name}")
+                self.note_unknown(f"whether vLLM {vllm} serves {name}")
         if "auto_map" in self.config:
-            self.unknown("whether vLLM has it: the repository brings code (auto_map), which is not run")
+            self.note_unknown("whether vLLM has it: the repository brings code (auto_map), which is not run")
         self.change(model_revision=entry.revision)
 
     def pin_drafter(self, typed: str, written: str) -> None:
@@ -257,7 +257,7 @@ class Adding:
             if len(fitting) != 1:
                 rivals = ", ".join(one.name for one in fitting) or "no family of pins/families.yaml"
                 why = f"{', '.join(names) or 'an unknown architecture'} is that of {rivals}; the name fits none"
-                self.unknown(f"its parsers, so none is set: {why}")
+                self.note_unknown(f"its parsers, so none is set: {why}")
                 return
             family, clue = fitting[0], f"its architecture, {', '.join(names)}"
             self.change(family=family.name)
@@ -275,7 +275,7 @@ class Adding:
             if self.locks:
                 flags, self.reasons = fit(self.paths, self.recipe)
         except (ManifestError, CheckpointError) as error:  # an InputError: it does not fit
-            self.unknown(f"what fits, so vLLM's own context and requests stay: {error.message}")
+            self.note_unknown(f"what fits, so vLLM's own context and requests stay: {error.message}")
         self.set_flags(flags)
 
     def explain_share(self, read: foreign.CommunityRecipe) -> None:

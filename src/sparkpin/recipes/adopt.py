@@ -81,7 +81,7 @@ def adopt(project: Path, recipe: CommunityRecipe, name: str, wanted: Wanted = Wa
     vllm = manifests.load_stack(project, chosen).vllm
     manifests.load_chain(project, last)
     adopted = Adopted(unmapped=[*recipe.left, *unread_keys(recipe)])
-    tell_container(adopted, recipe, chosen, is_named=wanted.stack is not None)
+    note_container(adopted, recipe, chosen, is_named=wanted.stack is not None)
     take_mods(adopted, recipe, project, vllm)
     adopted.unmapped += server.left
     nodes = wanted.nodes or machines_of(recipe)
@@ -146,7 +146,7 @@ def place_of(recipe: CommunityRecipe, stack: str | None = None, stage: str | Non
     return stack or (ours[1] if ours else STACK), stage or (ours[2] if ours else STAGE)
 
 
-def tell_container(adopted: Adopted, recipe: CommunityRecipe, stack: str, *, is_named: bool) -> None:
+def note_container(adopted: Adopted, recipe: CommunityRecipe, stack: str, *, is_named: bool) -> None:
     if not (name := recipe.container):
         return  # what it runs on is printed anyway
     there = next((kind for pattern, kind in FACTS["containers"].items() if re.fullmatch(pattern, name)), "")

@@ -200,9 +200,9 @@ def of(value: Any, path: Path, repeated: Mapping[str, int] | None = None) -> Com
         origin = parse(RecipeOrigin, metadata["sparkpin"], path)
     elif version == "1" and "stack" in value:
         origin = parse(RecipeOrigin, value, path)
-    about = {"path": path, "version": version, "raw": value, "repeated": repeated or {}, "origin": origin}
+    facts = {"path": path, "version": version, "raw": value, "repeated": repeated or {}, "origin": origin}
     keys = {key: value[key] for key in READ & value.keys() if value[key] not in (None, "", [], {})}  # `key:` is empty
-    read = parse(CommunityRecipe, keys | about, path)
+    read = parse(CommunityRecipe, keys | facts, path)
     described = read.description or str(read.metadata.get("description") or "")
     revision = origin.model_revision if origin else read.model_revision if version == "2" else ""
     return read.model_copy(update={"description": described, "model_revision": revision})
