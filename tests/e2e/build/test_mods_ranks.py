@@ -6,6 +6,7 @@ business of tests/e2e/serve.
 
 from __future__ import annotations
 
+import configparser
 import json
 import tomllib
 from pathlib import Path
@@ -47,8 +48,10 @@ def installed(folder: Path) -> Path:
     about = folder / f"sparkpin_draft_vocabulary-{project['version']}.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
-    [(group, [(name, value)])] = [(key, list(found.items())) for key, found in project["entry-points"].items()]
-    (about / "entry_points.txt").write_text(f"[{group}]\n{name} = {value}\n")
+    points = configparser.ConfigParser()
+    points.read_dict(project["entry-points"])
+    with (about / "entry_points.txt").open("w") as file:
+        points.write(file)
     return folder
 
 
@@ -103,4 +106,6 @@ def test_two_ranks_draft_from_a_list_what_one_drafts(stages: dict[str, Release],
     [whole], shards = of(single, VOCABULARY), of(reports, VOCABULARY)
     assert "own" not in whole and len(shards) == 2 and all(one["shards"] == 2 for one in shards)
     assert sorted(one["own"] for one in shards) == sorted([450, whole["tokens"] - 450])
+    for found, columns in ((single, 8), (reports, 5)):
+        assert {head["outlier_columns"] for head in of(found, "int8-lm-head")} == {columns}
     assert not of(single, "modkit", "agreed")
