@@ -167,7 +167,8 @@ def active_mods(subject: SmokeSubject) -> str:
         faults += mods.kernel_faults(reports, demands.kernels) if demands.kernels else []
         require(not faults, (f"rank {rank}: " if rank else "") + "; ".join(faults))
     names = ", ".join(sorted(mods.active(reported[0]))) or "none expected, none active"
-    return "; ".join([names, *(f"{mod}: {text}" for mod, text in sorted(mods.kernel_summaries(reported[0]).items()))])
+    details = {**mods.kernel_summaries(reported[0]), **mods.not_needed(reported[0])}
+    return "; ".join([names, *(f"{mod}: {text}" for mod, text in sorted(details.items()))])
 
 
 def acceptance(subject: SmokeSubject) -> str:

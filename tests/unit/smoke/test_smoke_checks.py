@@ -159,6 +159,7 @@ def says(mod: str, event: str, error: str = "") -> str:
 
 
 CPU, HEAD = says("vllm-cpu", "active"), says("int8-lm-head", "active")
+QUANTISED = '{"mod":"int8-lm-head","event":"off","head":"AutoGPTQLinearMethod"}'
 CAME = '{"mod":"int8-lm-head","event":"kernels","total":8,"image":%d,"cached":0,"compiled":[]}'
 
 
@@ -180,6 +181,12 @@ def test_the_mods_check_reads_what_each_mod_says(
 ) -> None:
     result = checked("mods", logs=log(*lines), kernels=kernels)
     assert result.passed == (not detail) and detail in result.detail, result
+
+
+@pytest.mark.parametrize("kernels", [(), ("int8-lm-head",)])
+def test_a_head_that_its_checkpoint_quantised_needs_no_mod(kernels: tuple[str, ...], checked: Checked) -> None:
+    result = checked("mods", logs=log(CPU, QUANTISED), kernels=kernels)
+    assert result.passed and "AutoGPTQLinearMethod" in result.detail, result
 
 
 @pytest.mark.parametrize(("nodes", "lacks", "passed"), [(2, None, True), (2, 0, False), (2, 1, False), (1, 0, True)])
