@@ -16,6 +16,8 @@ EDGE_ROWS, SPREAD_ROWS = 64, 1024
 LARGEST_ERROR = 1e-3
 """Of rehearsed logits, relative norm. Fixed point comes to 5e-4 at worst (K = 3072: a column scale that leaves a token
 one component); without the low digit it is 8.7e-3. Logits of 16 bits may have the rounding of their type beside it."""
+FEW_TOKENS = 3
+"""Fewer than the smallest tile holds, as in every draft: the rest of the tile is masked."""
 FLOAT32_TOKENS = 1024
 """Up to so many tokens logits are not rounded to the model's type, which would make ties of what INT8 tells apart:
 vLLM's samplers reckon in float32, whatever they are given. More come with prompt_logprobs only, where memory counts."""
@@ -110,7 +112,7 @@ def rehearse(
     *,
     float32: bool = True,
 ) -> None:
-    """Run each tile size on this head once, so that no request compiles or loads a kernel, and check what comes out.
+    """Run each tile size on this head, so that no request compiles or loads a kernel, and check what comes out.
 
     Raises:
         ModError: some logits are not what naive.logits gives.
@@ -131,15 +133,7 @@ def rehearse_int4(
     Raises:
         ModError: some logits are not what naive.logits gives.
     """
-    columns = column_scale.numel()
-
-    def product(x: torch.Tensor) -> torch.Tensor:
-        return int4_linear(x, packed, row_scale, column_scale, tuned)
-
-    def exact(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return naive.logits(x, int4.unpack(packed[rows], columns), row_scale[rows], column_scale)
-
-    compared = _compare(product, exact, packed, columns, dtype, tuned)
+    compared = compare_int4(packed, row_scale, column_scale, dtype, tuned)
     _require(compared, tuned, "a drafter's rows of 4 bits: ", "leave draft_head out of --additional-config")
 
 
@@ -153,7 +147,8 @@ def compare(
     *,
     float32: bool = True,
 ) -> Iterator[tuple[int, int, float, float]]:
-    """Tokens, rows that were looked at, their error and its bound, for each tile size of an INT8 head."""
+    """Tokens, rows that were looked at, their error and its bound: each tile size of an INT8 head, one that is masked
+    in part, and two tiles."""
     scale = torch.ones(q.shape[1], device=q.device) if column_scale is None else column_scale
 
     def product(x: torch.Tensor) -> torch.Tensor:
@@ -164,6 +159,25 @@ def compare(
         return logits if bias is None else logits + bias[rows].float()
 
     return _compare(product, exact, q, q.shape[1], dtype, tuned)
+
+
+def compare_int4(
+    packed: torch.Tensor,
+    row_scale: torch.Tensor,
+    column_scale: torch.Tensor,
+    dtype: torch.dtype,
+    tuned: Mapping[int, Tuned],
+) -> Iterator[tuple[int, int, float, float]]:
+    """As `compare`, for rows of 4 bits."""
+    columns = column_scale.numel()
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        return int4_linear(x, packed, row_scale, column_scale, tuned)
+
+    def exact(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return naive.logits(x, int4.unpack(packed[rows], columns), row_scale[rows], column_scale)
+
+    return _compare(product, exact, packed, columns, dtype, tuned)
 
 
 def _compare(
@@ -186,7 +200,7 @@ def _compare(
     spread = torch.arange(0, q.shape[0], step, device=q.device)
     spread += torch.randint(step, spread.shape, generator=generator, device=q.device)
     rows = torch.cat([ends, last - ends, spread.clamp(max=last)]).unique()
-    for tokens in tuned:
+    for tokens in (FEW_TOKENS, *tuned, max(tuned) + 1):
         x = torch.randn(tokens, columns, generator=generator, device=q.device).to(dtype)
         out, wanted = product(x), exact(x, rows)
         error = float((out[:, rows].float() - wanted).norm() / wanted.norm().clamp(min=1e-30))
@@ -201,6 +215,6 @@ def _require(
         if not error < largest:
             raise ModError(
                 f"int8-lm-head: {what}for {tokens} tokens the kernel differs from the reference by {error:.3g} "
-                f"(relative norm of {count} rows), wanted less than {largest:.3g}, with {tuned[tokens]}; {off}, or "
-                "serve the stage below (invoke rollback)"
+                f"(relative norm of {count} rows), wanted less than {largest:.3g}, with {tile_for(tokens, tuned)}; "
+                f"{off}, or serve the stage below (invoke rollback)"
             )

@@ -69,6 +69,8 @@ def test_no_tokens_give_no_logits_and_other_inputs_are_refused() -> None:
 
 def test_rehearsal_notices_a_kernel_that_computes_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     packed, _, row_scale, column_scale = head(200, 66)
+    compared = list(cuda.compare_int4(packed, row_scale, column_scale, torch.bfloat16, SMALL))
+    assert [tokens for tokens, *_ in compared] == [3, 8, 16, 17]
     cuda.rehearse_int4(packed, row_scale, column_scale, torch.bfloat16, SMALL)
 
     def halves_exchanged(out, digits, scale, packed, *rest) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import triton
 from sparkpin_int8_lm_head import naive
-from sparkpin_int8_lm_head.cuda import int8_linear, rehearse
+from sparkpin_int8_lm_head.cuda import compare, int8_linear, rehearse
 from sparkpin_int8_lm_head.kernel import launch_digits, launch_head
 from sparkpin_int8_lm_head.layout import ALIGNMENT, READ_AHEAD, lay_out
 from sparkpin_int8_lm_head.tuned import Tuned, tile_for
@@ -201,8 +201,13 @@ FAULTS = {
 def test_rehearsal_notices_a_kernel_that_computes_something_else(tall, fault, float32, monkeypatch) -> None:
     q, row_scale, column_scale = tall
     monkeypatch.setattr("sparkpin_int8_lm_head.cuda.launch_head", FAULTS[fault])
-    with pytest.raises(ModError, match=r"for 8 tokens the kernel differs .* by .*wanted less than .*LM_HEAD=0, or"):
+    with pytest.raises(ModError, match=r"for 3 tokens the kernel differs .* by .*wanted less than .*LM_HEAD=0, or"):
         rehearse(q, row_scale, column_scale.bfloat16(), None, torch.bfloat16, {8: SMALL[8]}, float32=float32)
+
+
+def test_rehearsal_compares_a_masked_tile_each_size_and_two_tiles(tall) -> None:
+    q, row_scale, _ = tall
+    assert [tokens for tokens, *_ in compare(q, row_scale, None, None, torch.bfloat16, SMALL)] == [3, 8, 16, 17]
 
 
 def test_rehearsal_looks_at_each_tile_of_a_large_vocabulary(monkeypatch) -> None:
