@@ -88,7 +88,7 @@ def loaded_bytes(info: TensorInfo, kind: str, settings: Settings) -> int:
     """An MTP drafter shares embeddings and LM head with the model (vLLM 0.32, v1/spec_decode/llm_base_proposer.py)."""
     if (kind in (MTP, MTP_EXPERTS) and not settings.draft_layers) or (kind == VISION and settings.text_only):
         return 0
-    if (kind == HEAD or info.name.endswith("/lm_head.weight")) and settings.int8_head and len(info.shape) == 2:
+    if settings.int8_head and is_head_weight(info, kind):
         # mods/int8-lm-head: codes in rows of whole 64 columns, a 16-bit scale for each row and column, which a
         # checkpoint that holds the codes has as tensors of their own.
         rows, columns = info.shape
@@ -99,6 +99,12 @@ def loaded_bytes(info: TensorInfo, kind: str, settings: Settings) -> int:
     if settings.platform == "cpu" and kind == "FP8 layers":
         return info.nbytes * 2 if info.name.endswith(".weight") else 0
     return info.nbytes
+
+
+def is_head_weight(info: TensorInfo, kind: str) -> bool:
+    """Whether int8-lm-head makes codes of it. One in INT4 or FP8 stays as it is, and so do its scales."""
+    is_named = (kind == HEAD and info.name.endswith(".weight")) or info.name.endswith("/lm_head.weight")
+    return is_named and len(info.shape) == 2 and info.dtype in ("BF16", "F16", "F32", "I8")
 
 
 def copied_bytes(info: TensorInfo, kind: str, settings: Settings) -> int:

@@ -354,6 +354,19 @@ def test_weights_with_a_head_in_4_bits_to_draft_with() -> None:
         assert head.loaded == whole + whole * rows // 248_320
 
 
+def test_a_head_that_its_checkpoint_quantised_counts_its_bytes() -> None:
+    """vLLM keeps it; its scales have two dimensions, too."""
+    groups = 3072 // 128
+    parts = (("qweight", "I32", (3072 // 8, 248_320)), ("scales", "F16", (groups, 248_320)))
+    int4 = Counter(
+        {TensorInfo(f"lm_head.{name}", dtype, shape, 0, tensor_nbytes(dtype, shape)): 1 for name, dtype, shape in parts}
+    )
+    fp8 = Counter({TensorInfo("lm_head.weight", "F8_E4M3", (248_320, 3072), 0, 248_320 * 3072): 1})
+    for tensors in (int4, fp8):
+        [head] = weigh(tensors, geometry_122b(), loaded(int8_head=True))
+        assert head.loaded == head.stored, tensors
+
+
 def test_a_plan_adds_up_to_the_budget() -> None:
     made = plan_122b("--max-model-len 262144 --gpu-memory-utilization 0.84 --max-num-batched-tokens 8192")
     assert made.budget == math.ceil(0.84 * SPARK.total)
