@@ -13,6 +13,7 @@ from typing import Any
 
 SPARK_GBPS = 273
 SPARK_PROCESSORS = 48
+DRAFTED = (1, 3, 8, 16, 24, 48)
 SHOWN = (1, 4, 8, 16, 32, 64, 96, 128, 136, 160, 192, 224, 256, 384, 512, 1024)
 
 
@@ -35,6 +36,19 @@ def table(head: dict[str, Any]) -> str:
                 f"| {row['tokens']} | {took:.0f} | {weights:.2f} | {row['cublas']:.0f} | {row['cublas'] / took:.2f} "
                 f"| {row['cublas'] / row['int8_bf16_logits']:.2f} |"
             )
+    return "\n".join(lines)
+
+
+def in_4_bits(head: dict[str, Any]) -> str:
+    """Microseconds, and the weights' bytes in that time as a share of the read bandwidth."""
+    lines = ["| tokens | cuBLAS BF16 | INT8 | 4 bits | INT8 / 4 bits |", "|---|---|---|---|---|"]
+    for row in head["times_us"]:
+        if row["tokens"] in DRAFTED:
+            cells = []
+            for name, size in (("cublas", 2), ("int8", 1), ("int4", 0.5)):
+                share = head["V"] * head["K"] * size / row[name] / 1e3 / head["read_GBps"]
+                cells.append(f"{row[name]:.0f} ({share:.2f})")
+            lines.append(f"| {row['tokens']} | {' | '.join(cells)} | {row['int8'] / row['int4']:.2f} |")
     return "\n".join(lines)
 
 
@@ -69,9 +83,10 @@ def processors(few: list[dict[str, Any]]) -> str:
 
 
 def tables(measured: dict[str, Any]) -> list[str]:
-    """In the README's order; the fourth is words."""
+    """In the README's order; the last is words."""
     head = measured["head"]
     return [
+        in_4_bits(head),
         table(head),
         in_float32(head),
         prediction(head),

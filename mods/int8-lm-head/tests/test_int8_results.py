@@ -18,6 +18,6 @@ spec.loader.exec_module(tables)
 MADE = tables.tables(json.loads((MOD / "benchmarks/h200.json").read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("made", MADE, ids=["times", "float32", "spark", "processors"])
+@pytest.mark.parametrize("made", MADE, ids=["4 bits", "times", "float32", "spark", "processors"])
 def test_a_table_of_the_readme_is_the_results(made: str) -> None:
     assert made in (README if "|" in made else " ".join(README.split()))
