@@ -71,13 +71,13 @@ class Rows(torch.nn.Module):
         elif bits == 4:
             raise ModError(
                 "draft-vocabulary: --additional-config: draft_head: the LM head is "
-                f"{type(self.quant_method).__name__}'s, wanted int8-lm-head's, which makes rows of 4 bits: leave "
+                f"{type(self.quant_method).__name__}'s, expected int8-lm-head's, which makes rows of 4 bits: leave "
                 "draft_head out, or set SPARKPIN_MOD_DRAFT_VOCABULARY=0"
             )
         elif type(self.quant_method) not in (UnquantizedEmbeddingMethod, UnquantizedLinearMethod):
             raise ModError(
-                f"draft-vocabulary: the LM head is quantised ({type(self.quant_method).__name__}), wanted a 16-bit one "
-                "or int8-lm-head's; set SPARKPIN_MOD_DRAFT_VOCABULARY=0"
+                f"draft-vocabulary: the LM head is quantised ({type(self.quant_method).__name__}), expected a 16-bit "
+                "one or int8-lm-head's; set SPARKPIN_MOD_DRAFT_VOCABULARY=0"
             )
         elif head.weight.numel():
             self.weight = torch.nn.Parameter(head.weight.data[index], requires_grad=False)

@@ -93,12 +93,12 @@ def refuse(model: Any, config: Any) -> None:
     speculative = config.speculative_config
     if speculative.draft_sample_method == "probabilistic":
         raise ModError(
-            "draft-vocabulary: --speculative-config: draft_sample_method: saw 'probabilistic', wanted 'greedy', since "
-            f"the logits of all tokens would be needed; leave it out or {off}"
+            "draft-vocabulary: --speculative-config: draft_sample_method: got 'probabilistic', expected 'greedy', "
+            f"since the logits of all tokens would be needed; leave it out or {off}"
         )
     if not speculative.use_local_argmax_reduction:
         raise ModError(
-            "draft-vocabulary: --speculative-config: use_local_argmax_reduction: saw false, wanted true, which has "
+            "draft-vocabulary: --speculative-config: use_local_argmax_reduction: got false, expected true, which has "
             f"vLLM ask the drafter for its best token in place of all logits: {ARGMAX}, or {off}"
         )
     name = type(model).__name__

@@ -34,24 +34,24 @@ def read_setting(additional: object) -> Setting:
     given = additional if isinstance(additional, Mapping) else {}
     value, head = given.get(SETTING), given.get(HEAD)
     if value is None and head is None:
-        raise ModError(f"draft-vocabulary: {FLAG}: saw no {SETTING!r} or {HEAD!r}, wanted {EXAMPLE}, {OFF}")
+        raise ModError(f"draft-vocabulary: {FLAG}: got no {SETTING!r} or {HEAD!r}, expected {EXAMPLE}, {OFF}")
     if head not in (None, {"bits": 4}):
-        raise ModError(f"draft-vocabulary: {FLAG}: {HEAD}: saw {head!r}, wanted {IN_4_BITS}, or leave it out, {OFF}")
+        raise ModError(f"draft-vocabulary: {FLAG}: {HEAD}: got {head!r}, expected {IN_4_BITS}, or leave it out, {OFF}")
     listed = Setting() if value is None else read_list(value)
     return listed if head is None else replace(listed, bits=4)
 
 
 def read_list(value: object) -> Setting:
     if not isinstance(value, Mapping) or set(value) != {"first"}:
-        raise wrong("", value, 'wanted {"first": COUNT}')
+        raise wrong("", value, 'expected {"first": COUNT}')
     first = value["first"]
     if type(first) is not int or first < 1:
-        raise wrong(".first", first, "wanted a whole number, 1 or more")
+        raise wrong(".first", first, "expected a whole number, 1 or more")
     return Setting(first=first)
 
 
 def wrong(key: str, seen: object, wanted: str) -> ModError:
-    return ModError(f"draft-vocabulary: {FLAG}: {SETTING}{key}: saw {seen!r}, {wanted}; for example {EXAMPLE}, {OFF}")
+    return ModError(f"draft-vocabulary: {FLAG}: {SETTING}{key}: got {seen!r}, {wanted}; for example {EXAMPLE}, {OFF}")
 
 
 def drafted(setting: Setting, vocabulary: int, always: Iterable[int]) -> list[int]:
@@ -79,7 +79,7 @@ def special_tokens(folder: Path) -> set[int]:
         found |= {int(token) for token in read_json(config).get("added_tokens_decoder", {})}
     if not found:
         raise ModError(
-            f"draft-vocabulary: {path}: saw no added_tokens, wanted those that end turns and mark tool calls"
+            f"draft-vocabulary: {path}: got no added_tokens, expected those that end turns and mark tool calls"
         )
     return found
 
@@ -100,7 +100,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModError(f"draft-vocabulary: {path}: {error}; wanted the JSON file of the model's folder") from error
+        raise ModError(f"draft-vocabulary: {path}: {error}; expected the JSON file of the model's folder") from error
     if not isinstance(value, dict):
-        raise ModError(f"draft-vocabulary: {path}: saw {type(value).__name__}, wanted a JSON object")
+        raise ModError(f"draft-vocabulary: {path}: got {type(value).__name__}, expected a JSON object")
     return value

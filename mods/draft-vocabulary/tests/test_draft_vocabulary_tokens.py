@@ -31,7 +31,7 @@ def test_settings() -> None:
     ],
 )
 def test_bad_settings(setting: dict[str, Any], key: str) -> None:
-    with pytest.raises(ModError, match=rf"{key}: saw .*SPARKPIN_MOD_DRAFT_VOCABULARY=0"):
+    with pytest.raises(ModError, match=rf"{key}: got .*SPARKPIN_MOD_DRAFT_VOCABULARY=0"):
         read_setting(setting)
 
 
@@ -49,7 +49,7 @@ def test_added_tokens_of_both_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [(None, "No such file"), ("{}", "saw no added_tokens"), ("[]", "saw list"), ("{", "Expecting")]
+    ("text", "said"), [(None, "No such file"), ("{}", "got no added_tokens"), ("[]", "got list"), ("{", "Expecting")]
 )
 def test_a_tokenizer_that_names_none(tmp_path: Path, text: str | None, said: str) -> None:
     if text is not None:

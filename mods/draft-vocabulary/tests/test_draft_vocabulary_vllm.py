@@ -171,12 +171,12 @@ def change(config: Any, drafter: Any, what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("probabilistic", "draft_sample_method: saw 'probabilistic', wanted 'greedy'"),
-        ("all logits", "use_local_argmax_reduction: saw false, wanted true"),
+        ("probabilistic", "draft_sample_method: got 'probabilistic', expected 'greedy'"),
+        ("all logits", "use_local_argmax_reduction: got false, expected true"),
         ("no mixin", "names its best token in its own way"),
         ("own table", "has a smaller vocabulary already"),
-        ("4 bits", "draft_head: the LM head is UnquantizedEmbeddingMethod's, wanted int8-lm-head's"),
-        ("quantised", "is quantised (SimpleNamespace), wanted a 16-bit one or int8-lm-head's"),
+        ("4 bits", "draft_head: the LM head is UnquantizedEmbeddingMethod's, expected int8-lm-head's"),
+        ("quantised", "is quantised (SimpleNamespace), expected a 16-bit one or int8-lm-head's"),
     ],
 )  # fmt: skip
 def test_what_is_refused(what, said, pristine, world, config) -> None:

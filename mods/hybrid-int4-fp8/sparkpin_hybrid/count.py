@@ -46,7 +46,7 @@ class LayerCount:
                     if missing := int(((scale == UNSET) | scale.isnan()).sum()):
                         raise ValueError(
                             f"{prefix}.{name}: the checkpoint left scales unset or NaN, {missing} of {scale.numel()}; "
-                            f"wanted one for each block of FP8 weights, in the files that {index} names. Make the "
+                            f"expected one for each block of FP8 weights, in the files that {index} names. Make the "
                             "checkpoint again: invoke build --checkpoint-only"
                         )
             process(layer)

@@ -22,7 +22,7 @@ def dequantise_blocks(
     rows, columns = weight.shape
     wanted = (-(-rows // block[0]), -(-columns // block[1]))
     if tuple(scale.shape) != wanted:
-        raise ValueError(f"scales {tuple(scale.shape)} for FP8 weights {tuple(weight.shape)}, wanted {wanted}")
+        raise ValueError(f"scales {tuple(scale.shape)} for FP8 weights {tuple(weight.shape)}, expected {wanted}")
     out = torch.empty(rows, columns, dtype=dtype, device=weight.device)
     for i in range(wanted[0]):
         band = slice(i * block[0], min((i + 1) * block[0], rows))

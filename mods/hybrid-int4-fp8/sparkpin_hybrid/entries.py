@@ -87,7 +87,7 @@ def refuse_other_layers(kind: str, prefix: str, extra_config: Mapping[str, Mappi
         if (name in names or name.startswith(below)) and _asks_fp8(name, extra_config):
             raise ValueError(
                 f"quantization_config.extra_config[{name!r}] asks for FP8 in {prefix}, a {kind}; "
-                "wanted linear layers and experts only"
+                "expected linear layers and experts only"
             )
 
 
@@ -105,7 +105,7 @@ def _asks_fp8(name: str, extra_config: Mapping[str, Mapping[str, Any]]) -> bool:
     if block != BLOCK or entry.get("sym", True) is not True:
         raise ValueError(
             f"quantization_config.extra_config[{name!r}] is {dict(entry)}: "
-            f"wanted group_size {list(BLOCK)} and sym true for bits 8, data_type fp"
+            f"expected group_size {list(BLOCK)} and sym true for bits 8, data_type fp"
         )
     return True
 

@@ -35,7 +35,7 @@ class ReferenceFp8Experts(UnquantizedFusedMoEMethod):
     ) -> None:
         if intermediate_size_per_partition % BLOCK[0]:
             raise ValueError(
-                f"{self.prefix}: experts of {intermediate_size_per_partition} rows, wanted a multiple of the FP8 "
+                f"{self.prefix}: experts of {intermediate_size_per_partition} rows, expected a multiple of the FP8 "
                 f"block's {BLOCK[0]}"
             )
         layer.weight_block_size = list(BLOCK)

@@ -110,7 +110,7 @@ def test_entries_of_other_layers_are_no_reason_to_refuse() -> None:
 )
 def test_unknown_fp8_form_raises(change: dict[str, object]) -> None:
     extra = {f"{SHARED}.down_proj": {**FP8, **change}}
-    with pytest.raises(ValueError, match=r"wanted group_size \[128, 128\] and sym true"):
+    with pytest.raises(ValueError, match=r"expected group_size \[128, 128\] and sym true"):
         is_fp8(f"{SHARED}.down_proj", extra, PACKED)
 
 
@@ -130,5 +130,5 @@ def test_dequantisation_is_exact(rows: int, columns: int, dtype: torch.dtype) ->
 
 def test_missing_scales_raise() -> None:
     weight = torch.zeros(256, 128).to(torch.float8_e4m3fn)
-    with pytest.raises(ValueError, match=r"scales \(1, 1\).*wanted \(2, 1\)"):
+    with pytest.raises(ValueError, match=r"scales \(1, 1\).*expected \(2, 1\)"):
         dequantise_blocks(weight, torch.ones(1, 1), (128, 128), torch.float32)

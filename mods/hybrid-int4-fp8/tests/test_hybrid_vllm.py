@@ -319,7 +319,7 @@ def test_experts_in_fp8(installed, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_experts_that_split_a_block_are_refused(installed) -> None:
-    with pytest.raises(ValueError, match="experts of 64 rows, wanted a multiple of the FP8 block's 128"):
+    with pytest.raises(ValueError, match="experts of 64 rows, expected a multiple of the FP8 block's 128"):
         mtp_experts(EXPERTS, inner=64)
 
 

@@ -32,5 +32,5 @@ def int8_linear(x: torch.Tensor, q: torch.Tensor, row_scale: torch.Tensor) -> to
         ``[M, V]``, type of `x`.
     """
     if q.shape[1] % K_MULTIPLE or not 0 <= q.shape[1] - x.shape[1] < K_MULTIPLE:
-        raise ValueError(f"int8_linear: x {tuple(x.shape)}, q {tuple(q.shape)}; wanted q from pad_columns")
+        raise ValueError(f"int8_linear: x {tuple(x.shape)}, q {tuple(q.shape)}; expected q from pad_columns")
     return torch.ops.aten._weight_int8pack_mm(pad_columns(x), q, row_scale)

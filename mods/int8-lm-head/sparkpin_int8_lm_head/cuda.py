@@ -48,7 +48,7 @@ def int8_linear(
         ``out``.
     """
     if x.dtype not in DTYPES or x.dim() != 2 or x.shape[1] != q.shape[1]:
-        raise ValueError(f"int8_linear: x {tuple(x.shape)} {x.dtype}, q {tuple(q.shape)}; wanted [B, K] in 16 bits")
+        raise ValueError(f"int8_linear: x {tuple(x.shape)} {x.dtype}, q {tuple(q.shape)}; expected [B, K] in 16 bits")
     tokens, rows = x.shape[0], q.shape[0]
     if out is None:
         dtype = torch.float32 if float32 and tokens <= FLOAT32_TOKENS else x.dtype
@@ -81,7 +81,7 @@ def int4_linear(
     """
     if x.dtype not in DTYPES or x.dim() != 2 or packed.shape[1] != int4.half_of(x.shape[1]):
         wanted = "[B, K] in 16 bits and [V, half of K]"
-        raise ValueError(f"int4_linear: x {tuple(x.shape)} {x.dtype}, packed {tuple(packed.shape)}; wanted {wanted}")
+        raise ValueError(f"int4_linear: x {tuple(x.shape)} {x.dtype}, packed {tuple(packed.shape)}; expected {wanted}")
     tokens = x.shape[0]
     if out is None:
         out = torch.empty(tokens, packed.shape[0], dtype=torch.float32, device=x.device)
@@ -215,6 +215,6 @@ def _require(
         if not error < largest:
             raise ModError(
                 f"int8-lm-head: {what}for {tokens} tokens the kernel differs from the reference by {error:.3g} "
-                f"(relative norm of {count} rows), wanted less than {largest:.3g}, with {tile_for(tokens, tuned)}; "
+                f"(relative norm of {count} rows), expected less than {largest:.3g}, with {tile_for(tokens, tuned)}; "
                 f"{off}, or serve the stage below (invoke rollback)"
             )

@@ -123,7 +123,7 @@ def quantise_head(weight: torch.Tensor, q: torch.Tensor | None = None) -> Int8He
     """
     if weight.dim() != 2 or weight.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         raise ValueError(
-            f"LM head weight {tuple(weight.shape)} {weight.dtype}: wanted [V, K] in bfloat16, float16 or float32"
+            f"LM head weight {tuple(weight.shape)} {weight.dtype}: expected [V, K] in bfloat16, float16 or float32"
         )
     column_scale, alpha, error = choose_column_scale(weight)
     rows, columns = weight.shape

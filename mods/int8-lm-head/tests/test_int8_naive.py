@@ -88,9 +88,9 @@ def test_cpu_product_agrees_with_naive(tokens: int, rows: int, columns: int, dty
 
 
 def test_unpadded_weights_are_refused() -> None:
-    with pytest.raises(ValueError, match="wanted q from pad_columns"):
+    with pytest.raises(ValueError, match="expected q from pad_columns"):
         int8_linear(torch.zeros(1, 100), torch.zeros(4, 100, dtype=torch.int8), torch.ones(4))
-    with pytest.raises(ValueError, match="wanted q from pad_columns"):
+    with pytest.raises(ValueError, match="expected q from pad_columns"):
         int8_linear(torch.zeros(1, 60), torch.zeros(4, 2 * K_MULTIPLE, dtype=torch.int8), torch.ones(4))
 
 
@@ -190,5 +190,5 @@ def test_weights_that_are_not_finite_raise(bad: float) -> None:
 
 @pytest.mark.parametrize("weight", [torch.zeros(4, 4, dtype=torch.int8), torch.zeros(4)])
 def test_other_weights_are_refused(weight: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match=r"wanted \[V, K\]"):
+    with pytest.raises(ValueError, match=r"expected \[V, K\]"):
         quantise_head(weight)

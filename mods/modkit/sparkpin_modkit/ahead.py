@@ -56,7 +56,8 @@ def compile_all(warm_up: Callable[[], object], sm: str, folder: Path) -> list[di
         warm_up()
     made = entries(folder)
     if strangers := [kernel for kernel in made if kernel["arch"] != target.arch]:
-        raise ValueError(f"{strangers[0]['name']} was compiled for sm_{strangers[0]['arch']}, wanted sm_{target.arch}")
+        name, architecture = strangers[0]["name"], strangers[0]["arch"]
+        raise ValueError(f"{name} was compiled for sm_{architecture}, expected sm_{target.arch}")
     return made
 
 
@@ -78,7 +79,7 @@ def main(arguments: list[str]) -> None:
     points = sorted(importlib.metadata.entry_points(group=GROUP))
     if [point.name for point in points].count(mod) != 1:
         seen = ", ".join(f"{point.name} = {point.value}" for point in points) or "none"
-        raise SystemExit(f"entry points of {GROUP}: saw {seen}; wanted one that is called as its mod's folder, {mod}")
+        raise SystemExit(f"entry points of {GROUP}: got {seen}; expected one that is called as its mod's folder, {mod}")
     point = next(point for point in points if point.name == mod)
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):

@@ -38,7 +38,7 @@ def require_vllm(versions: Sequence[str]) -> str:
     seen = str(vllm.__version__)
     release = seen.split("+", 1)[0]
     if release not in versions:
-        raise UnsupportedVLLM(f"vLLM {seen} is installed, wanted one of: {', '.join(versions)}")
+        raise UnsupportedVLLM(f"vLLM {seen} is installed, expected one of: {', '.join(versions)}")
     return release
 
 
@@ -73,7 +73,7 @@ def _patched(touches: Mapping[str, Touches]) -> str | None:
     hashes = {name: getattr(now.find(name), "sha256", None) for name in replaced}
     if changed := [name for name in replaced if hashes[name] is None or hashes[name] != was[name]["sha256"]]:
         raise SignatureChanged(
-            f"vLLM {seen} is installed, whose code differs from {near[-1]}'s in {', '.join(changed)}; wanted one of: "
+            f"vLLM {seen} is installed, whose code differs from {near[-1]}'s in {', '.join(changed)}; expected one of: "
             f"{', '.join(touches)}, or a patch of one that leaves these as they are"
         )
     return near[-1]
@@ -95,7 +95,7 @@ def check_call(fn: Callable[..., Any], call: str) -> None:
     except (TypeError, ValueError) as error:
         raise SignatureChanged(f"{where} does not take the call {call}: {error}") from error
     if (seen := list(bound.arguments)[: len(places)]) != places:
-        raise SignatureChanged(f"{where} takes ({', '.join(seen)}) by place, wanted {call}")
+        raise SignatureChanged(f"{where} takes ({', '.join(seen)}) by place, expected {call}")
 
 
 def check_signature(fn: Callable[..., Any], expected: str | Sequence[str]) -> None:
@@ -115,11 +115,11 @@ def check_signature(fn: Callable[..., Any], expected: str | Sequence[str]) -> No
     try:
         parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError) as error:
-        raise SignatureChanged(f"{where}: signature cannot be read ({error}), wanted ({', '.join(names)})") from error
+        raise SignatureChanged(f"{where}: signature cannot be read ({error}), expected ({', '.join(names)})") from error
     stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     seen = [stars.get(p.kind, "") + p.name for p in parameters]
     if seen != names:
-        raise SignatureChanged(f"{where} takes ({', '.join(seen)}), wanted ({', '.join(names)})")
+        raise SignatureChanged(f"{where} takes ({', '.join(seen)}), expected ({', '.join(names)})")
 
 
 def _find(name: str) -> Any:
@@ -130,7 +130,7 @@ def _find(name: str) -> Any:
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise  # vLLM has the module, but not what that imports
-        raise SignatureChanged(f"vLLM has no {module}, wanted {name}") from error
+        raise SignatureChanged(f"vLLM has no {module}, expected {name}") from error
     for part in qualified.split("."):
         if hasattr(found, part):
             found = getattr(found, part)

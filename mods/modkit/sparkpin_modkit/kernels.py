@@ -165,13 +165,13 @@ def entries(folder: Path) -> list[dict[str, Any]]:
     for entry in sorted(path for path in folder.iterdir() if path.is_dir()):
         groups = list(entry.glob("__grp__*.json"))
         if len(groups) != 1:
-            raise ValueError(f"{entry}: {len(groups)} lists of files, wanted 1")
+            raise ValueError(f"{entry}: {len(groups)} lists of files, expected 1")
         files = [Path(path) for path in json.loads(groups[0].read_text(encoding="utf-8"))["child_paths"].values()]
         if strangers := [file for file in files if file.parent != entry or not file.is_file()]:
-            raise ValueError(f"{groups[0]} names {strangers[0]}, wanted files beside it")
+            raise ValueError(f"{groups[0]} names {strangers[0]}, expected files beside it")
         told = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.suffix == ".json"]
         if len(told) != 1:
-            raise ValueError(f"{groups[0]} names {len(told)} files with what Triton knows of the kernel, wanted 1")
+            raise ValueError(f"{groups[0]} names {len(told)} files with what Triton knows of the kernel, expected 1")
         metadata = told[0]
         found.append({"name": metadata["name"], "key": entry.name, "arch": metadata["target"]["arch"]})
     for file in sorted(folder.glob("*.cubin")):

@@ -151,7 +151,7 @@ def exchange(said: Mapping[str, str], group: Any, size: int, meet: bool) -> list
 
     data = json.dumps(said).encode()
     if len(data) > ROOM:
-        raise RanksDiffer(f"this rank has {len(data)} bytes of facts, wanted at most {ROOM}")
+        raise RanksDiffer(f"this rank has {len(data)} bytes of facts, expected at most {ROOM}")
     try:
         if meet:
             distributed.monitored_barrier(group, PATIENCE, wait_all_ranks=True)

@@ -29,7 +29,7 @@ def report(mod: str, event: str, **details: Any) -> None:
     The line goes through vLLM's logger; where that would drop it (level above INFO, no handler), to stderr instead.
     """
     if event not in EVENTS:
-        raise ValueError(f"event {event!r}: wanted one of {', '.join(EVENTS)}")
+        raise ValueError(f"event {event!r}: expected one of {', '.join(EVENTS)}")
     if event == "active":
         _in_use[mod] = str(details.get("version"))
     line = f"{MARKER} {json.dumps({'mod': mod, 'event': event, **details}, separators=(',', ':'), default=str)}"

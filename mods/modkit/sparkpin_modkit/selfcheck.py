@@ -101,7 +101,7 @@ def once(mod: str, version: str, case: Mapping[str, Any], compare: Callable[[], 
         others = f"; {len(wrong)} of {len(found)} comparisons fail" if len(wrong) > 1 else ""
         raise ModError(
             f"{mod}: on this GPU ({here['GPU']}; driver {here['driver']}) {wrong[0].kernel}, {wrong[0].case}, differs "
-            f"from naive.py by {wrong[0].error:.3g}, wanted less than {wrong[0].bound:.3g}{others}; set "
+            f"from naive.py by {wrong[0].error:.3g}, expected less than {wrong[0].bound:.3g}{others}; set "
             f"{switch_name(mod)}=0, or serve the stage below (invoke rollback)"
         )
     put(kept, (json.dumps({**here, "found": found}, indent=1) + "\n").encode())

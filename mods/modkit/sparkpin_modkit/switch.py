@@ -23,5 +23,5 @@ def enabled(mod: str, default: bool = True) -> bool:
     if value is None:
         return default
     if value not in ("0", "1"):
-        raise BadSwitch(f"{name}={value!r}: wanted 0 or 1. Set {name}=1 to use {mod}, {name}=0 to leave it out.")
+        raise BadSwitch(f"{name}={value!r}: expected 0 or 1. Set {name}=1 to use {mod}, {name}=0 to leave it out.")
     return value == "1"

@@ -24,7 +24,7 @@ def tuned_entries(mod: str, package: str, architecture: int, oldest: int) -> lis
     """
     if architecture < oldest:
         raise ModError(
-            f"{mod}: compute capability {architecture / 10} is too old, wanted {oldest / 10} or newer; "
+            f"{mod}: compute capability {architecture / 10} is too old, expected {oldest / 10} or newer; "
             f"set {switch_name(mod)}=0"
         )
     data = json.loads(resources.files(package).joinpath("tuned.json").read_text())

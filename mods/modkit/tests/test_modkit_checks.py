@@ -49,7 +49,7 @@ def test_switch_unset_is_the_default(monkeypatch: pytest.MonkeyPatch, default: b
 @pytest.mark.parametrize("value", ["", "true", "01", " 1"])
 def test_other_values_raise(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("SPARKPIN_MOD_INT8_LM_HEAD", value)
-    with pytest.raises(BadSwitch, match=r"SPARKPIN_MOD_INT8_LM_HEAD=.*wanted 0 or 1"):
+    with pytest.raises(BadSwitch, match=r"SPARKPIN_MOD_INT8_LM_HEAD=.*expected 0 or 1"):
         enabled("int8-lm-head")
 
 
@@ -68,7 +68,7 @@ def test_signature_mismatch_names_function_seen_and_wanted(expected: str) -> Non
     message = str(caught.value)
     assert f"{__name__}.Replaced.method" in message
     assert "(self, layer, *args, prefix, **kwargs)" in message
-    assert f"wanted ({expected})" in message
+    assert f"expected ({expected})" in message
 
 
 def test_signature_of_a_wrapped_function_is_the_wrapped_one() -> None:
@@ -92,7 +92,7 @@ def test_require_vllm_ignores_the_local_part(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("seen", ["0.33.0", "0.32.1", "0.32.0.dev1", "dev"])
 def test_require_vllm_names_seen_and_wanted(monkeypatch: pytest.MonkeyPatch, seen: str) -> None:
     monkeypatch.setattr(vllm, "__version__", seen)
-    with pytest.raises(UnsupportedVLLM, match=f"vLLM {seen} is installed, wanted one of: 0.32.0"):
+    with pytest.raises(UnsupportedVLLM, match=f"vLLM {seen} is installed, expected one of: 0.32.0"):
         require_vllm(["0.32.0"])
 
 
@@ -123,7 +123,7 @@ def test_check_vllm_returns_the_release(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("name", "wanted", "message"),
     [
-        ("Replaced__of__chosen", "backend", r"Replaced.chosen takes \(backend, num_heads\), wanted \(backend\)"),
+        ("Replaced__of__chosen", "backend", r"Replaced.chosen takes \(backend, num_heads\), expected \(backend\)"),
         ("Replaced__of__gone", None, r"has no Replaced.gone"),
         ("Gone", "x", r"has no Gone"),
     ],
@@ -135,7 +135,7 @@ def test_check_vllm_names_what_differs(monkeypatch: pytest.MonkeyPatch, name: st
 
 def test_check_vllm_names_a_missing_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm, "__version__", "0.32.0")
-    with pytest.raises(SignatureChanged, match=r"vLLM has no vllm.gone, wanted vllm.gone:A"):
+    with pytest.raises(SignatureChanged, match=r"vLLM has no vllm.gone, expected vllm.gone:A"):
         check_vllm({"0.32.0": {"vllm.gone:A": None}})
 
 
@@ -207,7 +207,7 @@ def test_what_is_only_called_may_be_other_code_in_a_patch_release(patch_release:
 @pytest.mark.parametrize("after", ["def get_quant_method(  ", "def gone("])
 def test_a_patch_release_that_changed_what_is_replaced_is_named(patch_release: Path, after: str) -> None:
     doctor(patch_release, "def get_quant_method(", after)
-    with pytest.raises(SignatureChanged, match=r"\.7 is installed, whose code .*:INCConfig.get_quant_method; wanted"):
+    with pytest.raises(SignatureChanged, match=r"\.7 is installed, whose code .*:INCConfig.get_quant_method; expected"):
         check_vllm({RELEASE: REAL})
 
 

@@ -66,16 +66,16 @@ def test_entries_in_the_order_of_their_keys(tmp_path: Path) -> None:
 def test_an_entry_that_triton_would_not_find(tmp_path: Path) -> None:
     entry = put(tmp_path / "one", "KEY")
     (entry / "head.cubin").unlink()
-    with pytest.raises(ValueError, match=r"__grp__head\.json names .*head\.cubin, wanted files beside it"):
+    with pytest.raises(ValueError, match=r"__grp__head\.json names .*head\.cubin, expected files beside it"):
         entries(tmp_path / "one")
     put(tmp_path / "three", "KEY", files=("head.cubin",))
-    with pytest.raises(ValueError, match="names 0 files with what Triton knows of the kernel, wanted 1"):
+    with pytest.raises(ValueError, match="names 0 files with what Triton knows of the kernel, expected 1"):
         entries(tmp_path / "three")
     moved = put(tmp_path / "elsewhere", "KEY").rename(tmp_path / "KEY")
-    with pytest.raises(ValueError, match="wanted files beside it"):
+    with pytest.raises(ValueError, match="expected files beside it"):
         entries(moved.parent)
     (put(tmp_path / "two", "KEY") / "__grp__head.json").unlink()
-    with pytest.raises(ValueError, match="0 lists of files, wanted 1"):
+    with pytest.raises(ValueError, match="0 lists of files, expected 1"):
         entries(tmp_path / "two")
 
 

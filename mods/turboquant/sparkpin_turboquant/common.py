@@ -25,7 +25,7 @@ def vllm_slot_bytes(format: Format, head_dim: int) -> int:
     size = int(TurboQuantConfig.from_cache_dtype(format.name, head_dim).slot_size_aligned)
     if size < format.slot_bytes(head_dim):
         raise ValueError(
-            f"turboquant: vLLM reserves {size} bytes for head_dim {head_dim}, wanted {format.slot_bytes(head_dim)}"
+            f"turboquant: vLLM reserves {size} bytes for head_dim {head_dim}, expected {format.slot_bytes(head_dim)}"
         )
     return size
 
@@ -97,7 +97,7 @@ class PackedImpl(AttentionImpl):
             if value is not None:
                 raise NotImplementedError(f"turboquant: attention with {name}; omit --kv-cache-dtype {kv_cache_dtype}")
         if attn_type != AttentionType.DECODER:
-            raise NotImplementedError(f"turboquant: attention {attn_type!r}, wanted decoder")
+            raise NotImplementedError(f"turboquant: attention {attn_type!r}, expected decoder")
         check_head_dim(head_size)
         self.num_heads = num_heads
         self.head_size = head_size
@@ -110,5 +110,5 @@ class PackedImpl(AttentionImpl):
         cache = kv_cache.view(torch.uint8)
         count, heads, block_size, slot = cache.shape
         if (cache.stride(2), cache.stride(3)) != (heads * slot, 1) or (heads > 1 and cache.stride(1) != slot):
-            raise ValueError(f"turboquant: cache of strides {cache.stride()}, wanted heads inside tokens")
+            raise ValueError(f"turboquant: cache of strides {cache.stride()}, expected heads inside tokens")
         return cache.as_strided((count, heads * block_size * slot), (cache.stride(0), 1))

@@ -37,9 +37,9 @@ class Cache:
     def __post_init__(self) -> None:
         rotation.check_head_dim(self.head_dim)
         if self.head_dim not in HEAD_DIMS:
-            raise ValueError(f"turboquant: head_dim {self.head_dim} on a GPU, wanted 64, 128 or 256")
+            raise ValueError(f"turboquant: head_dim {self.head_dim} on a GPU, expected 64, 128 or 256")
         if self.block_bytes % 16 or self.data.data_ptr() % 16:
-            raise ValueError(f"turboquant: blocks {self.block_bytes} bytes apart, wanted a multiple of 16")
+            raise ValueError(f"turboquant: blocks {self.block_bytes} bytes apart, expected a multiple of 16")
         layout(self.format, self.head_dim, self.block_size, self.slot)
 
 
@@ -65,7 +65,7 @@ def store_tokens(key: torch.Tensor, value: torch.Tensor, cache_: Cache, slots: t
         return
     check_rows(key, value)
     if slots.dtype != torch.int64:
-        raise ValueError(f"turboquant: slots of {slots.dtype}, wanted int64")
+        raise ValueError(f"turboquant: slots of {slots.dtype}, expected int64")
     access = access_of(cache_, key.dtype)
     args = Store(
         key=key.data_ptr(),
@@ -91,7 +91,7 @@ def check_rows(*tensors: torch.Tensor) -> None:
         apart = x.shape[1] > 1 and x.stride(1) != x.shape[2]
         if apart or x.stride(2) != 1 or x.data_ptr() % 16 or x.stride(0) * x.element_size() % 16:
             raise ValueError(
-                f"turboquant: rows of strides {x.stride()} at {x.data_ptr():#x}, wanted heads one after another, at "
+                f"turboquant: rows of strides {x.stride()} at {x.data_ptr():#x}, expected heads one after another, at "
                 "multiples of 16 bytes"
             )
 

@@ -23,7 +23,7 @@ class Loaded:
             self.functions = {name: self._function(name, size) for name, size in compiled.functions.items()}
         except RuntimeError as error:
             raise RuntimeError(
-                f"turboquant: {error}; it was to load {compiled.file}.cu for {target_of(cubin)}; wanted a driver for "
+                f"turboquant: {error}; it was to load {compiled.file}.cu for {target_of(cubin)}; expected a driver for "
                 "CUDA 13 and an image that was built for this GPU"
             ) from error
         overlap = driver.CUlaunchAttribute()

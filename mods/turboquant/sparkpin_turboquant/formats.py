@@ -63,9 +63,9 @@ def layout(format: Format, head_dim: int, block_size: int, slot: int) -> Layout:
         slot: bytes reserved for each token and head, at least ``format.slot_bytes``.
     """
     if block_size % GROUP or block_size <= 0:
-        raise ValueError(f"turboquant: block size {block_size}, wanted a multiple of {GROUP}")
+        raise ValueError(f"turboquant: block size {block_size}, expected a multiple of {GROUP}")
     if slot < format.slot_bytes(head_dim):
-        raise ValueError(f"turboquant: {slot} bytes a slot, wanted {format.slot_bytes(head_dim)} for {format.name}")
+        raise ValueError(f"turboquant: {slot} bytes a slot, expected {format.slot_bytes(head_dim)} for {format.name}")
     values = block_size * format.key_bytes(head_dim)
     norms = values + block_size * head_dim // 2
     return Layout(block_size, slot, values, norms)
@@ -78,5 +78,5 @@ FORMATS = {format.name: format for format in (Format("turboquant_k8v4", 8), Form
 def format_of(name: str) -> Format:
     """The format of a cache type. Raises ValueError with those that there are."""
     if name not in FORMATS:
-        raise ValueError(f"turboquant: --kv-cache-dtype {name}, wanted one of {', '.join(FORMATS)}")
+        raise ValueError(f"turboquant: --kv-cache-dtype {name}, expected one of {', '.join(FORMATS)}")
     return FORMATS[name]

@@ -125,7 +125,7 @@ def _folded(out: torch.Tensor, part: torch.Tensor, cache_: Cache, overlap: bool,
     check_rows(out)
     if part.shape != out.shape or not part.is_contiguous() or part.dtype != torch.float16:
         raise ValueError(
-            f"turboquant: a part {tuple(part.shape)} of {part.dtype}, strides {part.stride()}; wanted "
+            f"turboquant: a part {tuple(part.shape)} of {part.dtype}, strides {part.stride()}; expected "
             f"{tuple(out.shape)} of float16, one number after another"
         )
     tokens, heads, head_dim = out.shape

@@ -21,7 +21,7 @@ which have one error for given signs, are coded no worse than random ones: 0.006
 def check_head_dim(head_dim: int) -> None:
     """Raise ValueError unless `head_dim` is a power of two from 2 to 1024."""
     if not (2 <= head_dim <= 1024) or head_dim & (head_dim - 1):
-        raise ValueError(f"turboquant: head_dim {head_dim}, wanted a power of two from 2 to 1024")
+        raise ValueError(f"turboquant: head_dim {head_dim}, expected a power of two from 2 to 1024")
 
 
 @cache

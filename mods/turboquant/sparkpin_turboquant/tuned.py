@@ -44,7 +44,7 @@ def splits_of(most_queries: int, group: int) -> int:
     for splits in range(1, group + 1):
         if group % splits == 0 and most_queries * group // splits <= MOST_ROWS:
             return splits
-    raise ValueError(f"turboquant: {most_queries} query tokens of a sequence in one call, wanted at most {MOST_ROWS}")
+    raise ValueError(f"turboquant: {most_queries} query tokens of a sequence in one call, expected at most {MOST_ROWS}")
 
 
 def piece_of(group: int) -> int:

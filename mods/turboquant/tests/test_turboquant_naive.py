@@ -195,7 +195,7 @@ def test_blocks_hold_what_was_quantised(format: Format, head_dim: int) -> None:
 
 def test_other_formats_are_refused() -> None:
     assert all(format_of(name) is format for name, format in FORMATS.items())
-    with pytest.raises(ValueError, match=r"turboquant_3bit_nc, wanted one of turboquant_k8v4, turboquant_4bit_nc"):
+    with pytest.raises(ValueError, match=r"turboquant_3bit_nc, expected one of turboquant_k8v4, turboquant_4bit_nc"):
         format_of("turboquant_3bit_nc")
 
 

@@ -78,7 +78,7 @@ def test_other_types_of_the_kind_are_refused(pristine) -> None:
     """Also by the backend, which the CUDA platform asks."""
     sparkpin_turboquant.register()
     for refuse in (choose, TurboQuantBackend.supports_kv_cache_dtype):
-        with pytest.raises(ValueError, match=r"--kv-cache-dtype turboquant_3bit_nc, wanted one of turboquant_k8v4"):
+        with pytest.raises(ValueError, match=r"--kv-cache-dtype turboquant_3bit_nc, expected one of turboquant_k8v4"):
             refuse("turboquant_3bit_nc")
     assert not TurboQuantBackend.supports_kv_cache_dtype("fp8")
 

@@ -59,7 +59,7 @@ def chunk_gated_delta_rule(
     """
     if head_first or not use_qk_l2norm_in_kernel:
         raise ValueError(
-            f"head_first={head_first}, use_qk_l2norm_in_kernel={use_qk_l2norm_in_kernel}; wanted no and yes"
+            f"head_first={head_first}, use_qk_l2norm_in_kernel={use_qk_l2norm_in_kernel}; expected no and yes"
         )
     out, repeats = torch.empty_like(value), value.shape[2] // query.shape[2]
     for (begin, end), slot in zip(pairwise(cu_seqlens.tolist()), initial_state_indices.tolist(), strict=True):

@@ -50,7 +50,7 @@ def install() -> None:
         raise UnsupportedPlatform(
             f"{prefix}: experts with bits={layer_config.bits}, sym={layer_config.sym}, "
             f"packing_format={layer_config.packing_format!r}; "
-            "on a CPU wanted bits=4, sym=True, packing_format auto_gptq"
+            "on a CPU expected bits=4, sym=True, packing_format auto_gptq"
         )
 
     INCWna16Scheme.get_moe_method = get_moe_method

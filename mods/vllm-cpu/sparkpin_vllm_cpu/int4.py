@@ -24,7 +24,7 @@ def dequantise_int4(packed: torch.Tensor, scales: torch.Tensor, dtype: torch.dty
     if packed.dtype != torch.uint8 or scales.shape[:2] != packed.shape[:2] or columns % groups:
         raise ValueError(
             f"INT4: packed {tuple(packed.shape)} {packed.dtype}, scales {tuple(scales.shape)}; "
-            "wanted uint8 [E, N, K/2] and [E, N, G] with K divisible by G"
+            "expected uint8 [E, N, K/2] and [E, N, G] with K divisible by G"
         )
     out = torch.empty(experts, rows, columns, dtype=dtype, device=packed.device)
     # One expert at a time bounds the float32 copy.

@@ -41,7 +41,7 @@ class ExpandedInt4LinearKernel(MPLinearKernel):
         if has_int4_product():
             return False, "vLLM's own kernel works on this CPU"
         if c.weight_type != scalar_types.uint4b8 or c.zero_points:
-            return False, f"wanted symmetric uint4b8 without zero points, saw {c.weight_type}"
+            return False, f"expected symmetric uint4b8 without zero points, got {c.weight_type}"
         return True, None
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
@@ -49,7 +49,7 @@ class ExpandedInt4LinearKernel(MPLinearKernel):
         if (words.input_dim, words.packed_dim) != (0, 0):
             raise ValueError(
                 f"INT4 layer: input along dimension {words.input_dim}, packed along {words.packed_dim}; "
-                "wanted 0 and 0, GPTQ's layout"
+                "expected 0 and 0, GPTQ's layout"
             )
         packed = words.data.t().contiguous().view(torch.uint8)  # [N, K / 2]: eight input channels were in a word
         weight = dequantise_int4(packed[None], scales.data.t()[None], self.config.act_type)[0].float()

@@ -84,5 +84,5 @@ def test_block_k_stays_within_what_lies_behind_the_last_row(architecture: int) -
 
 def test_other_architectures_take_what_fits_the_smallest() -> None:
     assert tuned_for(80) == tuned_for(89) == tuned_for(100) == tuned_for(120) == tuned_for(121) != tuned_for(90)
-    with pytest.raises(ModError, match=r"capability 7\.5 is too old, wanted 8\.0"):
+    with pytest.raises(ModError, match=r"capability 7\.5 is too old, expected 8\.0"):
         tuned_for(75)

@@ -63,7 +63,7 @@ def test_no_tokens_give_no_logits_and_other_inputs_are_refused() -> None:
     packed, _, row_scale, _ = head(20, 33)
     assert cuda.int4_linear(torch.empty(0, 33).bfloat16(), packed, row_scale, None, SMALL).shape == (0, 20)
     for x in (torch.zeros(2, 33), torch.zeros(2, 32).bfloat16(), torch.zeros(33).bfloat16()):
-        with pytest.raises(ValueError, match=r"wanted \[B, K\] in 16 bits and \[V, half of K\]"):
+        with pytest.raises(ValueError, match=r"expected \[B, K\] in 16 bits and \[V, half of K\]"):
             cuda.int4_linear(x, packed, row_scale, None, SMALL)
 
 

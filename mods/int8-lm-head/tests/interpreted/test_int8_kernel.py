@@ -201,7 +201,7 @@ FAULTS = {
 def test_rehearsal_notices_a_kernel_that_computes_something_else(tall, fault, float32, monkeypatch) -> None:
     q, row_scale, column_scale = tall
     monkeypatch.setattr("sparkpin_int8_lm_head.cuda.launch_head", FAULTS[fault])
-    with pytest.raises(ModError, match=r"for 3 tokens the kernel differs .* by .*wanted less than .*LM_HEAD=0, or"):
+    with pytest.raises(ModError, match=r"for 3 tokens the kernel differs .* by .*expected less than .*LM_HEAD=0, or"):
         rehearse(q, row_scale, column_scale.bfloat16(), None, torch.bfloat16, {8: SMALL[8]}, float32=float32)
 
 
@@ -255,7 +255,7 @@ def test_a_view_is_made_contiguous() -> None:
 )
 def test_other_inputs_are_refused(x: torch.Tensor) -> None:
     q, row_scale, _ = head(20, 33)
-    with pytest.raises(ValueError, match=r"wanted \[B, K\] in 16 bits"):
+    with pytest.raises(ValueError, match=r"expected \[B, K\] in 16 bits"):
         int8_linear(x, q, row_scale, None, None, SMALL)
 
 

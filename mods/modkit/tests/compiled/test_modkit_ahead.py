@@ -225,4 +225,4 @@ def test_an_entry_point_that_is_not_called_as_its_mod_is_named(sample: Sample) -
     (sample.site / "sample_mod-1.dist-info/entry_points.txt").write_text("[sparkpin.kernels]\nx = sample_mod.ahead:w\n")
     done = sample.build()
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "x = sample_mod.ahead:w; wanted one that is called as its mod's folder, sample" in done.stderr
+    assert "x = sample_mod.ahead:w; expected one that is called as its mod's folder, sample" in done.stderr

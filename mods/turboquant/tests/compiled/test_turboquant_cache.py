@@ -123,18 +123,18 @@ def test_other_rows_are_refused(on_cpu: None) -> None:
         torch.zeros(3, 64, 2).transpose(1, 2),
         torch.zeros(3, 66)[:, None, :64],
     ):
-        with pytest.raises(ValueError, match="wanted heads one after another"):
+        with pytest.raises(ValueError, match="expected heads one after another"):
             history.turn(rows, cache)
         numbers, out = [torch.zeros(2, dtype=torch.int32)] * 3, torch.zeros(rows.shape)
         for query, found in ((rows, out), (out, rows)):
-            with pytest.raises(ValueError, match="wanted heads one after another"):
+            with pytest.raises(ValueError, match="expected heads one after another"):
                 cuda.attend(query, cache, *numbers, 1, 1.0, found, Tuned(8, 1), 1)
 
 
 def test_a_part_that_lies_otherwise_is_refused(on_cpu: None) -> None:
     out, cache = torch.zeros(3, 2, 64), poisoned(ALL[1], 1, 64, 16)
     for part in (torch.zeros(3, 2, 64), torch.zeros(2, 3, 64).half().transpose(0, 1), torch.zeros(4, 2, 64).half()):
-        with pytest.raises(ValueError, match=r"wanted \(3, 2, 64\) of float16, one number after another"):
+        with pytest.raises(ValueError, match=r"expected \(3, 2, 64\) of float16, one number after another"):
             history.turn_back(part, out, cache, False)
 
 

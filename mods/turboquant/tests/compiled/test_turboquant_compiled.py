@@ -42,7 +42,7 @@ def test_what_does_not_compile_says_why() -> None:
 def test_other_architectures_take_what_fits_the_smallest() -> None:
     assert tuned_for(120) == tuned_for(121)
     assert not tuned_for(89).overlap
-    with pytest.raises(ModError, match=r"capability 7\.5 is too old, wanted 8\.0"):
+    with pytest.raises(ModError, match=r"capability 7\.5 is too old, expected 8\.0"):
         tuned_for(75)
 
 

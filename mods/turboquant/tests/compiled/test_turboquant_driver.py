@@ -18,7 +18,7 @@ def cubin(architecture: int) -> bytes:
 
 def test_no_driver(cubin: bytes, architecture: int) -> None:
     with pytest.raises(
-        RuntimeError, match=rf"(?s)turboquant: .*driver.* to load cache\.cu for sm_{architecture}; wanted"
+        RuntimeError, match=rf"(?s)turboquant: .*driver.* to load cache\.cu for sm_{architecture}; expected"
     ):
         driver.Loaded(ACCESS, cubin)
 
@@ -30,7 +30,7 @@ def test_a_cubin_that_the_driver_refuses(
     """The answers come from a GPU in tests/on_gpu; here they are what the driver's manual says they are."""
     monkeypatch.setattr(cuda, "cuModuleLoadData", lambda image: (getattr(cuda.CUresult, error), None))
     said = rf"turboquant: CUDA's driver says {error}; it was to load cache\.cu for "
-    with pytest.raises(RuntimeError, match=rf"{said}sm_{architecture}; wanted a driver for CUDA 13 and an image"):
+    with pytest.raises(RuntimeError, match=rf"{said}sm_{architecture}; expected a driver for CUDA 13 and an image"):
         driver.Loaded(ACCESS, cubin)
     with pytest.raises(RuntimeError, match=rf"{said}no GPU, as it is no cubin; "):
         driver.Loaded(ACCESS, b"")
