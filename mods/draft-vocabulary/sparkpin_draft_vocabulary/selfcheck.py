@@ -6,7 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from sparkpin_modkit import check_vllm
 from sparkpin_modkit.selfcheck import Compared
+
+from sparkpin_draft_vocabulary.touches import ON_CUDA, STATES_IN
 
 KEYS, VALUES, WIDTH, DRAFTED = 16, 64, 128, 3  # the 122B's heads; its GDN heads have 128 components
 EPSILON = 1e-6
@@ -85,7 +88,9 @@ def error(seen: torch.Tensor, wanted: torch.Tensor) -> float:
 
 @torch.inference_mode()
 def check() -> Iterator[Compared]:
-    """Five requests on the current GPU: entry point of ``sparkpin.selfcheck``."""
+    """Five requests on the current GPU: entry point of ``sparkpin.selfcheck``. Nothing where vLLM has no such kernel."""
+    if check_vllm(ON_CUDA) not in STATES_IN:
+        return
     from vllm.third_party.flash_linear_attention.ops.fused_gdn_decode_post_conv_mtp import (
         fused_gdn_decode_post_conv_mtp_triton,
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from sparkpin_draft_vocabulary import states
+from sparkpin_draft_vocabulary import selfcheck, states
 from sparkpin_draft_vocabulary.touches import GDN, ON_CUDA, PORT, STATES, STATES_IN
 
 
@@ -40,6 +40,11 @@ def test_the_layers_find_the_choice_where_they_look(monkeypatch: pytest.MonkeyPa
     for kind in ("auto", "float16"):
         states.check(SimpleNamespace(cache_config=SimpleNamespace(mamba_ssm_cache_dtype=kind)))
     assert compared == [{"states": "float16"}]
+
+
+def test_a_release_without_the_kernel_compares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selfcheck, "check_vllm", lambda touches: "0.32.0")
+    assert list(selfcheck.check()) == []
 
 
 def test_a_release_without_the_two_kernels_declares_neither() -> None:
