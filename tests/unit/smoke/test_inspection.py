@@ -140,7 +140,7 @@ def register():
     "older": """
 MOD = 'older-mod'
 def register():
-    raise SystemExit("vLLM 0.33.0 is installed, wanted one of: 0.32.0")
+    raise SystemExit("vLLM 0.33.0 is installed, expected one of: 0.32.0")
 """,
     "broken": "MOD = 'broken-mod'\nimport no_such_module\n",
 }
