@@ -88,7 +88,7 @@ def error(seen: torch.Tensor, wanted: torch.Tensor) -> float:
 
 @torch.inference_mode()
 def check() -> Iterator[Compared]:
-    """Five requests on the current GPU: entry point of ``sparkpin.selfcheck``. Nothing where vLLM has no such kernel."""
+    """Five requests on the current GPU, if vLLM has the kernel: entry point of ``sparkpin.selfcheck``."""
     if check_vllm(ON_CUDA) not in STATES_IN:
         return
     from vllm.third_party.flash_linear_attention.ops.fused_gdn_decode_post_conv_mtp import (
