@@ -172,7 +172,7 @@ def kv_codes(undo: Undo) -> None:
     from sparkpin_turboquant import naive
 
     def dequantise(codes: Any, norms: Any, bits: int = 4) -> Any:
-        table = naive.centroids(bits, codes.device)
+        table = naive.centroids(codes.device)
         table[[3, 5]] = table[[5, 3]]
         return table[codes.long()] * norms.float().unsqueeze(-1)
 
